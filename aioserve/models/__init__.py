@@ -1,4 +1,4 @@
 """Decoder architectures and how to load them.
 
-`config`, `resolve` and what they need import no torch; `loader` and `decoder` do.
+`config`, `resolve` and the modules that they need do not import torch; `loader` and `decoder` do.
 """

@@ -1,8 +1,8 @@
-"""Descriptions of decoders: their blocks, and the checkpoint's tensors that each of them takes.
+"""Descriptions of decoders: their blocks, and the checkpoint tensors that each block takes.
 
-Values only: no files, no torch. `families` writes one for each config.json, `blocks` computes it,
-the loader reads its tensors, and code that counts or writes weights walks them. What no block can
-compute is refused with `UnsupportedModelError`.
+Values only: no files, no torch. `families` makes a description from config.json, the loader reads
+its tensors, and `blocks` computes it. Code that counts or writes weights walks its tensors too.
+Settings that no block can compute raise `UnsupportedModelError`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Part = TypeVar("Part")
 GATED = ("silu", "gelu_tanh")
 """Activations of an MLP with a gate."""
 UNGATED = ("gelu_tanh", "gelu", "relu_squared")
-"""Activations of an MLP without one."""
+"""Activations of an MLP without a gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,20 @@ class Tensor:
 
     name: str
     shape: tuple[int, ...]
-    """As Hugging Face's files store it."""
+    """Shape in Hugging Face's files."""
     transposed: bool = False
-    """Whether these files store a weight [N, K] as [K, N]."""
+    """True if these files store a weight [N, K] as [K, N]."""
     is_wide: bool = False
-    """Whether it is kept in float32, whatever the dtype of the model."""
+    """True if it is kept in float32, whatever the dtype of the model."""
     turns: tuple[int, int] | None = None
-    """(parts, rows): these files store so many rows of each part in turn, as GPT-NeoX does with the
-    queries, keys and values of each head. Here the parts follow one another, whole."""
+    """(parts, rows) if these files interleave parts: `rows` rows of each part in turn.
+
+    GPT-NeoX does this with the queries, keys and values of each head. Once read, each part is
+    contiguous."""
 
     @property
     def rows(self) -> int:
-        """Outputs of a weight; numbers of a vector."""
+        """Outputs of a weight; length of a vector."""
         return self.shape[1] if self.transposed else self.shape[0]
 
     @property
@@ -79,16 +81,16 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Weights that become one [N, K] matrix, stacked along N, and their biases, if any."""
+    """Weights that are stacked along N into one [N, K] matrix, and their biases, if any."""
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor, ...] = ()
     is_exact: bool = False
-    """Whether nothing that rounds weights rounds these: those of a router, which choose."""
+    """True for routers, whose weights are never rounded because they choose experts."""
 
     @property
     def transposed(self) -> bool:
-        """Whether it is one weight that files store as [K, N]."""
+        """True if files store its weight as [K, N]."""
         return self.weights[0].transposed
 
 
@@ -100,9 +102,9 @@ class Norm:
     bias: Tensor | None
     eps: float
     weight_offset: float = 0.0
-    """Added to the weights: 1.0 for Gemma and Nemotron."""
+    """Number added to the weights: 1.0 for Gemma and Nemotron."""
     centered: bool = False
-    """Whether the mean is taken away first: a LayerNorm, which may have a bias."""
+    """True for a LayerNorm, which subtracts the mean first and may have a bias."""
 
     def __post_init__(self) -> None:
         if self.bias is not None and not self.centered:
@@ -134,19 +136,20 @@ class Attention:
     qkv: Linear
     """Queries, keys, values: [query_size + 2 * kv_size, hidden]."""
     query_norm: Norm | None = None
-    """Norm of each query head before the rotation, or of all together where it has as many weights.
-    Keys have one alike, or neither has any."""
+    """Norm of queries before the rotation: of each head, or of all heads with `query_size` weights.
+
+    Keys must have a norm of the same kind, or neither has one."""
     key_norm: Norm | None = None
     output: Linear
     scale: float
     rope: RopeConfig | None
-    """Rotary embedding; None where positions are learned."""
+    """Rotary embedding; None: queries and keys are not rotated."""
     window: int = 0
-    """Last positions that a token sees, its own included; 0: all."""
+    """Number of last positions that a token attends to, its own included; 0: all."""
     soft_cap: float = 0.0
     """Cap of scores: with c > 0 they become c * tanh(score / c)."""
     sinks: Tensor | None = None
-    """A learned score of each query head, [heads.query], that has no value; None: there is none."""
+    """Learned scores [heads.query]: one more score without a value for each query head; or None."""
 
     def __post_init__(self) -> None:
         norms = self.query_norm, self.key_norm
@@ -162,17 +165,17 @@ class Attention:
 
     @property
     def latent_rank(self) -> int:
-        """Keys and values are kept, no latents."""
+        """Zero: this kind caches keys and values."""
         return 0
 
     @property
     def norms_of_all_heads(self) -> bool:
-        """Whether the norms are each of all heads together."""
+        """True if each norm spans all heads together."""
         norm = self.query_norm
         return norm is not None and norm.weight.rows == self.heads.query_size
 
     def kv(self, kv_format: KVFormat) -> LayerKV:
-        """The layer's KV of a token, in this format."""
+        """KV of one token in this layer, kept in `kv_format`."""
         return LayerKV(KVEntry(kv_format, self.heads.kv, self.heads.dim), self.window)
 
 
@@ -180,45 +183,46 @@ class Attention:
 class LatentAttention:
     """Causal attention over cached latents (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1).
 
-    A token leaves one row, which all heads read: a normalised vector of `latent_rank` numbers, from
-    which each head makes keys and values of its own, and behind it one rotated key.
+    The cache keeps one row per token, which all heads read: a normalised latent of `latent_rank`
+    numbers, then one rotated key. Each head makes its own keys and values from the latent.
     """
 
     heads: Heads
-    """Heads, of what is kept: one KV head of `latent_rank` numbers and the rotated ones."""
+    """Query heads, and one KV head. `dim` is `latent_rank` plus the rotated dimensions."""
     latent_rank: int
     key_dim: int
-    """What of each head's key isn't rotated."""
+    """Dimensions of each head's key that are not rotated."""
     value_dim: int
     compressed_query: Linear | None
-    """Makes what queries are projected from; None: that is x itself."""
+    """Projection of x to the input of `query`; None: `query` reads x itself."""
     query_norm: Norm | None
     """Norm of compressed queries."""
     query: Linear
-    """Heads of `key_dim` numbers and the rotated ones."""
+    """Queries: `key_dim` numbers and the rotated ones for each head."""
     latent: Linear
-    """Latents, then the key that is rotated: [heads.dim, hidden]."""
+    """Latents, then the rotated key: [heads.dim, hidden]."""
     latent_norm: Norm
     expansion: Tensor
-    """[query heads * (key_dim + value_dim), latent_rank]: of each head first its keys' part. Held
-    as floats, since queries are multiplied by its transpose."""
+    """Keys, then values, of each head: [query heads * (key_dim + value_dim), latent_rank].
+
+    Held as floats, since queries are multiplied by its transpose."""
     output: Linear
     scale: float
     rope: RopeConfig
 
     @property
     def window(self) -> int:
-        """There is none."""
+        """Zero: a token attends to all positions."""
         return 0
 
     @property
     def soft_cap(self) -> float:
-        """There is none."""
+        """Zero: scores are not capped."""
         return 0.0
 
     @property
     def sinks(self) -> None:
-        """There are none."""
+        """Always None: this kind has no sinks."""
         return None
 
     @property
@@ -226,20 +230,19 @@ class LatentAttention:
         return self.heads.dim - self.latent_rank
 
     def kv(self, kv_format: KVFormat) -> LayerKV:
-        """The layer's KV of a token, in this format."""
+        """KV of one token in this layer, kept in `kv_format`."""
         return LayerKV(KVEntry(kv_format, 1, self.heads.dim, latent=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLP:
-    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate."""
+    """down(activation(gate(x)) * up(x)), or without a gate, down(activation(up(x)))."""
 
     up: Linear
-    """The up projection, stacked behind the gate where there is one."""
+    """Projection `up`, stacked behind the gate if there is one."""
     down: Linear
     activation: str | ClampedSwiglu
-    """silu, gelu_tanh or, in an expert, a `ClampedSwiglu` with a gate; gelu_tanh, gelu or
-    relu_squared without one."""
+    """One of `GATED` or, in experts, a `ClampedSwiglu`; without a gate, one of `UNGATED`."""
     gated: bool = True
 
     def __post_init__(self) -> None:
@@ -254,18 +257,18 @@ class MLP:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture: each token has a weighted sum of some of many MLPs, and what all tokens share."""
+    """Mixture of experts: a weighted sum of the chosen experts' outputs, plus a shared MLP's."""
 
     router: Linear
-    """Scores of each expert: [experts, hidden]."""
+    """Scores of the experts: [experts, hidden]."""
     routing: Routing
     correction: Tensor | None = None
-    """Added to the scores that choose, not to those that weigh: [experts]."""
+    """Numbers [experts], added to scores when experts are chosen, but not to their weights."""
     experts: tuple[MLP, ...]
     shared: MLP | None = None
-    """Added to the sum."""
+    """MLP whose output is added to the sum for every token."""
     shared_gate: Linear | None = None
-    """Its sigmoid is a factor on the shared part: [1, hidden]."""
+    """Gate [1, hidden] of the shared MLP: its sigmoid is a factor on that output."""
 
     def __post_init__(self) -> None:
         kinds = {(one.activation, one.gated) for one in self.experts}
@@ -279,11 +282,12 @@ class Experts:
 
 
 Mixer = Attention | LatentAttention
-"""Kinds of blocks in which a token reads those before it. Each has `heads`, `latent_rank`, `rope`,
-`window`, `soft_cap`, `sinks` and what it keeps, `kv`; its last linear layer gives what the layer
-adds."""
+"""Kinds of blocks in which a token attends to earlier ones.
+
+Each has `heads`, `latent_rank`, `rope`, `window`, `soft_cap`, `sinks` and `kv`. The output of its
+last linear layer is what the layer adds to x."""
 FeedForward = MLP | Experts
-"""Kinds of blocks that compute each token by itself."""
+"""Kinds of blocks that compute each token on its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,17 +295,19 @@ class Layer:
     """x += scale * post_norm(mixer(norm(x))), then the same with the feed-forward."""
 
     mixer_norm: Norm | None
-    """None: the mixer reads x itself."""
+    """Norm of the mixer's input; None: the mixer reads x itself."""
     mixer: Mixer
     mixer_post_norm: Norm | None = None
     feed_forward_norm: Norm | None
-    """None: the feed-forward reads x itself, or what the mixer reads where they are parallel."""
+    """Norm of the feed-forward's input.
+
+    None: the feed-forward reads x itself, or with `parallel`, the input of the mixer."""
     feed_forward: FeedForward
     feed_forward_post_norm: Norm | None = None
     residual_scale: float = 1.0
-    """Factor on what is added to x."""
+    """Factor on both outputs before they are added to x."""
     parallel: bool = False
-    """Whether the feed-forward's x is that before the mixer."""
+    """True if the feed-forward reads x from before the mixer's output was added."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,25 +321,27 @@ class Architecture:
     embedding: Tensor
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False
-    """Whether the scale is rounded to the model's dtype first: for Gemma."""
+    """True if the scale is rounded to the model's dtype first, as for Gemma."""
     positions: Tensor | None = None
-    """Learned position embeddings."""
+    """Learned position embeddings, or None."""
     layers: tuple[Layer, ...]
     final_norm: Norm
     head: Tensor
     tie_word_embeddings: bool
-    """The output head is the embedding, and its tensor may be absent."""
+    """True if the output head is the embedding. The head's tensor may then be absent."""
     final_soft_cap: float = 0.0
     """Cap of logits: with c > 0 they become c * tanh(logit / c)."""
     logit_scale: float = 1.0
     """Factor on logits, before the cap."""
     prefixes: tuple[tuple[str, str], ...] = ()
-    """(prefix found in some checkpoints, prefix here)."""
+    """Pairs of a prefix of names in some checkpoints, and the prefix that replaces it here."""
     stacked: tuple[tuple[str, str], ...] = ()
-    """(ending of the name of a tensor that holds those of all experts, ending of the name that each
-    of them has here, with {} for its number)."""
+    """Pairs of endings of tensor names, for files that stack all experts in one tensor.
+
+    The first is the ending of the stacked tensor's name. The second is the ending of each expert's
+    name here, with {} for its number."""
     ignored: re.Pattern[str] = re.compile(r"rotary_emb\.inv_freq$")
-    """Tensors that the computation doesn't need: buffers, towers for other inputs."""
+    """Names of tensors that the computation doesn't need: buffers, towers for other inputs."""
 
     @property
     def num_layers(self) -> int:
@@ -341,17 +349,17 @@ class Architecture:
 
     @property
     def heads(self) -> Heads:
-        """Heads of each layer: all layers have as many, since they share pages."""
+        """Heads of each layer, the same in all of them because they share pages."""
         return self.layers[0].mixer.heads
 
     @property
     def latent_rank(self) -> int:
-        """Numbers of a latent, which all layers keep alike; 0: they keep keys and values."""
+        """Dimensions of a latent, the same in all layers; 0: layers cache keys and values."""
         return self.layers[0].mixer.latent_rank
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers that a token leaves in all layers."""
+        """Numbers that the cache keeps of one token, over all layers."""
         kinds = 1 if self.latent_rank else 2
         return self.num_layers * kinds * self.heads.kv_size
 
@@ -368,18 +376,18 @@ class Architecture:
         return self.heads.dim
 
     def kv_layers(self, kv_format: KVFormat) -> tuple[LayerKV, ...]:
-        """Each layer's KV of a token, in this format."""
+        """KV of one token in each layer, kept in `kv_format`."""
         return tuple(layer.mixer.kv(kv_format) for layer in self.layers)
 
     @property
     def required(self) -> Iterator[Tensor]:
-        """Every tensor but the head, in the order of the computation."""
+        """Tensors except the head, in the order of the computation."""
         parts = self.embedding, self.positions, self.layers, self.final_norm
         return parts_of(parts, Tensor)
 
     @property
     def linears(self) -> Iterator[Linear]:
-        """Linear layers but the head, in the order of the computation."""
+        """Linear layers except the head, in the order of the computation."""
         return parts_of(self.layers, Linear)
 
     @property
@@ -388,15 +396,17 @@ class Architecture:
         return (one for one in self.linears if not one.is_exact)
 
     def canonical(self, stored_name: str) -> str:
-        """The name used here for a checkpoint's tensor."""
+        """Return the name used here for a checkpoint's tensor."""
         for found, here in self.prefixes:
             if stored_name.startswith(found):
                 return here + stored_name.removeprefix(found)
         return stored_name
 
     def name_of_each(self, name: str) -> str | None:
-        """What the tensors are called here, with {} for the number of each, that the tensor `name`
-        of files holds along its first axis; None where it is one tensor."""
+        """Return the pattern of the names that the experts stacked in tensor `name` have here.
+
+        The pattern has {} for the expert's number, its index along the first axis. None if `name`
+        is not a stacked tensor."""
         for ending, here in self.stacked:
             if name.endswith("." + ending):
                 return name.removesuffix(ending) + here
@@ -404,8 +414,7 @@ class Architecture:
 
 
 def parts_of(described: object, kind: type[Part]) -> Iterator[Part]:
-    """The parts of one kind (tensors, linear layers, norms) of any blocks, in the order in which
-    their fields name them."""
+    """Yield the parts of one kind (tensors, linear layers, norms) of any blocks, in field order."""
     if isinstance(described, kind):
         yield described
     elif isinstance(described, tuple):
@@ -417,7 +426,7 @@ def parts_of(described: object, kind: type[Part]) -> Iterator[Part]:
 
 
 def linear(at: str, inputs: int, bias: bool = False, /, **outputs: int) -> Linear:
-    """The projections `at.name` with their numbers of outputs, side by side."""
+    """Stack the projections `at.name`, given with their numbers of outputs, into one layer."""
     return Linear(
         tuple(Tensor(f"{at}.{name}.weight", (size, inputs)) for name, size in outputs.items()),
         tuple(Tensor(f"{at}.{name}.bias", (size,)) for name, size in outputs.items() if bias),
@@ -425,13 +434,13 @@ def linear(at: str, inputs: int, bias: bool = False, /, **outputs: int) -> Linea
 
 
 def conv1d(name: str, inputs: int, outputs: int) -> Linear:
-    """GPT-2's spelling: stored transposed, always with a bias."""
+    """Describe a layer as GPT-2 stores it: transposed, and always with a bias."""
     weight = Tensor(f"{name}.weight", (inputs, outputs), transposed=True)
     return Linear((weight,), (Tensor(f"{name}.bias", (outputs,)),))
 
 
 def by_heads(described: Linear, head_dim: int) -> Linear:
-    """A projection of queries, keys and values of which files have each head's together."""
+    """Describe a QKV projection whose files keep each head's query, key and value together."""
 
     def in_turns(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(replace(tensor, turns=(3, head_dim)) for tensor in tensors)

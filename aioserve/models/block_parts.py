@@ -1,4 +1,4 @@
-"""What blocks are made with: weights that were read, placed on a backend, and norms."""
+"""Parts of blocks: norms, and loaded weights placed on a backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ X = TypeVar("X")
 
 
 class Weights:
-    """Weights that were read, as blocks take them to be computed by a backend: each once."""
+    """Loaded weights, which blocks take from here and place on a backend. Each is taken once."""
 
     def __init__(self, read: TakenWeights, backend: Backend) -> None:
         self.backend = backend
@@ -31,7 +31,7 @@ class Weights:
         self._read = read
         self._tables: dict[RopeConfig, RotaryTable] = {}
         self.linears: dict[architecture.Linear, Linear] = {}
-        """The layers that were made."""
+        """Linear layers made so far."""
 
     def linear(
         self, described: architecture.Linear, out_dtype: torch.dtype | None = None
@@ -50,13 +50,13 @@ class Weights:
         return self.backend.place(self._tensor(tensor))
 
     def take(self, tensor: architecture.Tensor) -> Tensor:
-        """A tensor on the CPU, once: a block makes of it what it needs."""
+        """Take a tensor out, on the CPU, for a block to transform before it places it."""
         taken = self._tensor(tensor)
         del self._read.arrays[tensor]
         return taken
 
     def rotary(self, rope: RopeConfig) -> RotaryTable:
-        """One table for all layers that rotate alike."""
+        """Table for `rope`, shared by all layers with equal settings."""
         if rope not in self._tables:
             limit = self._read.max_model_len
             self._tables[rope] = RotaryTable(rope, limit, self.backend.device)
@@ -64,7 +64,7 @@ class Weights:
 
     @property
     def rotary_tables(self) -> tuple[RotaryTable, ...]:
-        """Tables that blocks have asked for."""
+        """Tables that blocks have requested."""
         return tuple(self._tables.values())
 
     def _stacked(self, tensors: Sequence[architecture.Tensor], transposed: bool = False) -> Tensor:
@@ -87,7 +87,7 @@ class Norm:
             self._norm = rms_norm(described, weights)
 
     def __call__(self, ops: RowOps[X], x: X, residual: X | None = None) -> X:
-        """[T, H] -> [T, H]: the norm of x, or of residual += x, which is done in place."""
+        """[T, H] -> [T, H]: norm of x, or of `residual` after an in-place `residual += x`."""
         if isinstance(self._norm, RMSNorm):
             return ops.rms_norm(x, self._norm, residual)
         return ops.layer_norm(x, self._norm, residual)
@@ -100,6 +100,6 @@ def rms_norm(described: architecture.Norm, weights: Weights) -> RMSNorm:
 def _layer_norm(described: architecture.Norm, weights: Weights) -> LayerNorm:
     weight = weights.vector(described.weight)
     if described.weight_offset:
-        weight = weight + described.weight_offset  # rounded, as transformers has it
+        weight = weight + described.weight_offset  # rounded as in transformers
     bias = None if described.bias is None else weights.vector(described.bias)
     return LayerNorm(weight, bias, described.eps)

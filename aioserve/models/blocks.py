@@ -1,8 +1,8 @@
 """Layers of a decoder, and the residual stream that they add to.
 
-A layer is made from its description in `architecture` and from weights that were read, and
-computes with the ops that it is called with: at once, or into a step program. `mixers` and
-`feed_forward` have its two blocks.
+A layer is made from its description in `architecture` and from loaded weights. The ops that it is
+called with compute at once or record a step program. Its two blocks are in `mixers` and
+`feed_forward`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ X = TypeVar("X")
 
 
 class ResidualStream(Generic[X]):
-    """The rows [T, hidden] that layers read and add to. A sum is done together with the norm that
-    follows it."""
+    """Rows [T, hidden] that layers read and add to.
+
+    Each addition waits for the norm that follows it, so that one op does both."""
 
     def __init__(self, ops: LayerOps[X], x: X) -> None:
         self.ops = ops
@@ -35,8 +36,7 @@ class ResidualStream(Generic[X]):
         self._added = x
 
     def normed(self, norm: Norm | None) -> X:
-        """The norm of the sum of all that was added; without one the sum itself, which is only to
-        be read."""
+        """Return `norm` of the sum. If it is None, return the sum itself, which is read-only."""
         if norm is None:
             self._do_sum()
             return self._x
@@ -46,7 +46,7 @@ class ResidualStream(Generic[X]):
         return norm(self.ops, added, self._x)
 
     def keep_logit_rows(self) -> None:
-        """From here on it has only the rows whose logits are wanted."""
+        """Drop all rows except those whose logits are wanted."""
         self._do_sum()
         self._x = self.ops.logit_rows(self._x)
 
@@ -70,8 +70,9 @@ class DecoderLayer:
         self._parallel = described.parallel
 
     def __call__(self, stream: ResidualStream[X], *, logit_rows_only: bool) -> None:
-        """Add to the stream. `logit_rows_only`: the mixer reads every row, and from it on only
-        rows with logits matter."""
+        """Add the outputs of both blocks to the stream.
+
+        `logit_rows_only`: the mixer still reads every row, then only rows with logits go on."""
         ops = stream.ops
         x = stream.normed(self._mixer_norm)
         mixed = self._mixer(ops, x, logit_rows_only=logit_rows_only)

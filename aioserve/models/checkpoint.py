@@ -1,8 +1,8 @@
-"""The weights of a model directory: finds the safetensors files, checks them, places tensors.
+"""Weights of a model directory: finds the safetensors files, checks them, places tensors.
 
-Everything that can be checked from the headers (missing shards and tensors, shapes, dtypes,
-leftovers) is checked on opening, before anything is read. Errors are `WeightsError` naming file and
-tensor. No torch here.
+Opening checks everything that the headers show: missing shards and tensors, shapes, dtypes,
+leftovers. No tensor is read for that. Errors are `WeightsError` naming file and tensor. No torch
+here.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _MOST_NAME_CHARS = 200
 _FILE_NAME = re.compile(rf"[^/\\\0\ud800-\udfff]{{1,{_MOST_NAME_CHARS}}}\.safetensors")
 
 MAX_INDEX_BYTES = 16 << 20
-"""The largest in use have 9 MB."""
+"""Most bytes of an index. The largest in use have 9 MB."""
 
 
 class Checkpoint(StoredWeights):
-    """The weight files of one directory, open until `close`. `scheme` says how those weights are
-    stored that aren't plain; None: all are plain."""
+    """Weight files of one directory, open until `close`.
+
+    `scheme` describes the storage of quantized weights; None: all are plain."""
 
     def __init__(
         self, directory: Path, architecture: Architecture, scheme: Scheme | None = None
@@ -92,7 +93,7 @@ class Checkpoint(StoredWeights):
                 self._found[canonical] = stored
 
     def _named(self, stored: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
-        """The tensors that one of a file holds, by the names that they have here."""
+        """Yield each tensor that `stored` holds, with its name here: several if it is stacked."""
         name = self._architecture.canonical(stored.name)
         each = self._architecture.name_of_each(name)
         if each is None or not stored.shape or not 1 <= stored.shape[0] <= MOST_EXPERTS:
@@ -113,8 +114,8 @@ class Checkpoint(StoredWeights):
                 self._weights[name] = self._plain(tensor, stored)
                 taken.add(name)
         check_there(self._directory, self._architecture, self._weights)
-        # A tensor that nothing reads means that config.json and weights disagree, for instance on
-        # biases: completions would be wrong without any other sign.
+        # An unused tensor means that config.json and weights disagree, for instance on biases.
+        # Completions would be wrong without any other sign.
         if leftover := found.keys() - taken:
             stored_names = {found[name].name for name in leftover}
             files = {found[name].path.name for name in leftover}
@@ -141,7 +142,7 @@ class Checkpoint(StoredWeights):
 def _parts_of_modules(
     expected: Mapping[str, Tensor], found: Mapping[str, StoredTensor]
 ) -> dict[str, Parts]:
-    """Parts of the weights that aren't stored as plain floats, by the names of these weights."""
+    """Collect the parts of the weights that aren't stored as plain floats, by weight name."""
     modules = {
         name.removesuffix(_WEIGHT): name
         for name, tensor in expected.items()
@@ -150,7 +151,7 @@ def _parts_of_modules(
     parts: dict[str, dict[str, StoredTensor]] = {}
     for name, stored in found.items():
         module = name
-        # What a layer has beside its weight and bias, such as a router's correction, is no part.
+        # Other tensors of a layer, for example a router's correction, are no parts of its weight.
         if name in expected and name.rpartition(".")[2] not in ("weight", "bias"):
             continue
         while module := module.rpartition(".")[0]:
@@ -165,13 +166,13 @@ def _parts_of_modules(
 
 
 def _stored_name(module: str, parts: Mapping[str, StoredTensor]) -> str:
-    """What the file calls the module, which is what quantization_config calls it."""
+    """Name of the module in the file, which quantization_config uses too."""
     names = ((stored.name, "." + rest) for rest, stored in parts.items())
     return next((name.removesuffix(rest) for name, rest in names if name.endswith(rest)), module)
 
 
 def _taken(name: str, parts: Parts, linear: StoredLinear, scheme: Scheme) -> set[str]:
-    """Names of the tensors of a module that its weight is made of, or that it doesn't need."""
+    """Names of a module's tensors that are accounted for: used by its weight, or not needed."""
     module = name.removesuffix(_WEIGHT)
     read = {stored.name for stored in linear.parts.values()}
     return {
@@ -184,7 +185,7 @@ def _taken(name: str, parts: Parts, linear: StoredLinear, scheme: Scheme) -> set
 
 
 def weight_files(directory: Path) -> dict[Path, set[str] | None]:
-    """File -> the tensors to take from it; None: all."""
+    """Return the files with weights, each with the tensors to take from it; None: all."""
     if os.path.isfile(single := directory / SINGLE_FILE):
         return {single: None}
     if os.path.lexists(index := directory / INDEX_FILE):
@@ -209,8 +210,9 @@ def weight_files(directory: Path) -> dict[Path, set[str] | None]:
 def open_tensors(
     path: Path, expected: set[str] | None, stack: ExitStack
 ) -> dict[str, StoredTensor]:
-    """The tensors of a file, or those `expected` of it, by name. `stack` closes it. Raises
-    `WeightsError` for a file that is missing, or lacks one."""
+    """Open a file until `stack` closes it, and return its `expected` tensors by name; None: all.
+
+    Raises `WeightsError` if the file or an expected tensor is missing."""
     if not os.path.isfile(path):
         raise WeightsError(
             f"{path}: no such file, but {INDEX_FILE} places {len(expected or ())} tensors in it, "
@@ -246,8 +248,9 @@ def read_rows(
     rows: Sequence[int],
     shape: tuple[int, ...],
 ) -> list[Floats]:
-    """Rows of a tensor of plain floats, float32. Raises `WeightsError` where it is missing, has
-    another shape or isn't plain."""
+    """Read rows of a tensor of plain floats, each float32 [columns].
+
+    Raises `WeightsError` if it is missing, isn't plain or has another shape."""
     for path in weight_files(directory):
         file = SafetensorsFile(path)
         try:

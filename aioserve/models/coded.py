@@ -1,7 +1,7 @@
-"""Weights of floats of few bits with a scale for each group of inputs: the form that FP8, NF4 and
-FP4 of files become, and that backends compute.
+"""Weights of 8-bit or 4-bit float codes with a scale for each group of inputs.
 
-Values only: no files, no torch.
+FP8, NF4 and FP4 weights of files take this form, and backends compute it. Values only: no files, no
+torch.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ __all__ = ["CodedFloats"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedFloats:
-    """Rows of a weight `w`, of which row o and input i are
+    """Rows of a weight `w`, which has for row o and input i the float32 number
 
         w[o, i] = table[codes[o, i]] * scales[o, i // group_size]
 
-    in float32: the product is rounded.
+    - codes: uint8 [out, in], below 16 if the table has 16 numbers.
+    - table: float32 [16] or [256].
+    - scales: float32 [out, groups]; the last group of a row may be shorter than the others.
 
-    codes: uint8 [out, in], below 16 where the table has 16 numbers.
-    table: float32 [16] or [256].
-    scales: float32 [out, groups]; the last group of a row may be shorter than the others.
-
-    Raises `WeightsError` naming the argument that doesn't fit.
+    Raises `WeightsError` naming an argument of the wrong type, shape or range.
     """
 
     codes: npt.NDArray[np.uint8]
@@ -62,8 +60,9 @@ class CodedFloats:
             )
 
     def is_below(self, limit: np.float32) -> bool:
-        """Whether it is plain at a glance that all weights and scales are numbers below the limit
-        in size."""
+        """True if a quick bound shows that all weights and scales are finite and below `limit`.
+
+        The bound is on magnitudes. False may be too cautious."""
         known = np.isfinite(self.table)
         if not known.all() and not known[self.codes].all():
             return False
@@ -71,6 +70,6 @@ class CodedFloats:
         return bool(np.abs(self.scales).max() < limit / largest)
 
     def dequantized(self) -> npt.NDArray[np.float32]:
-        """The weight, float32 [out, in]."""
+        """Compute the weight, float32 [out, in]."""
         each = np.repeat(self.scales, self.group_size, axis=1)[:, : self.codes.shape[1]]
         return self.table[self.codes] * each

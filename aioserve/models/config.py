@@ -1,6 +1,6 @@
-"""A Hugging Face model directory's config.json and generation_config.json, as one frozen value.
+"""Contents of config.json and generation_config.json, as one frozen value.
 
-`families` knows what each architecture is made of. No torch here.
+`families` describes the blocks of each architecture. No torch here.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 CLASSIFIER: str = "score.weight"
-"""Name of a classifier's tensor, [labels, hidden]."""
+"""Name of a classifier's weight, [labels, hidden]."""
 
 MAX_CONFIG_BYTES = 1 << 20
-"""Largest size of config.json and of generation_config.json, which have a few thousand bytes."""
+"""Most bytes of config.json or of generation_config.json. Usual files have a few thousand."""
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _CHANGE_SAMPLING = {
@@ -50,10 +50,10 @@ _CHANGE_SAMPLING = {
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling that the model's authors want (generation_config.json); None: they don't say."""
+    """Sampling defaults of the model's authors (generation_config.json); None: not set."""
 
     do_sample: bool = False
-    """False: greedy, whatever the other fields are."""
+    """True if tokens are sampled; False: greedy, whatever the other fields are."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -65,10 +65,10 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     unsupported: tuple[str, ...] = ()
     """Settings of the file that aioserve can't apply, as "name=value", for a caller to show."""
     is_said: bool = True
-    """False: the authors said nothing, and this is what programs for such files do."""
+    """True if the authors set them; False: these are the defaults of other programs."""
 
     def sampling_params(self) -> SamplingParams:
-        """Parameters of the transformers library: greedy unless the model says otherwise."""
+        """Return parameters with the meaning that transformers gives them: greedy by default."""
         fields = {name: getattr(self, name, None) for name in PARAMETERS}
         said = {name: value for name, value in fields.items() if value is not None}
         if not self.do_sample:
@@ -78,16 +78,16 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING_SAID = GenerationDefaults()
-"""Defaults of a model in a directory whose makers say nothing: those of transformers."""
+"""Defaults of a directory without generation_config.json: those of transformers."""
 UNSAID_OF_GGUF = GenerationDefaults(
     do_sample=True, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, is_said=False
 )
-"""Defaults of a model in a GGUF file that says nothing: those of llama.cpp."""
+"""Defaults of a GGUF file without sampling settings: those of llama.cpp."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(Architecture):
-    """One decoder-only transformer: what it is made of, and what its makers say about its use.
+    """One decoder-only transformer: its blocks, and its authors' settings for its use.
 
     `from_dict` raises `UnsupportedModelError` for an architecture or a setting that isn't
     implemented and `ModelError` for a malformed file; both name file, field and value.
@@ -96,23 +96,25 @@ class DecoderConfig(Architecture):
     architecture: str
     """Name in `architectures` of config.json, for example "Qwen3ForCausalLM"."""
     dtype: str | None = None
-    """Dtype of the checkpoint: float32, bfloat16 or float16; None: not said."""
+    """Dtype of the checkpoint: float32, bfloat16 or float16; None: not set."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    """Ids that end a completion by generation_config.json and by config.json, in this order.
-    `ModelFiles.ends` knows of more."""
+    """Ids that end a completion by generation_config.json, then those by config.json.
+
+    `ModelFiles.ends` adds more."""
     generation: GenerationDefaults = NOTHING_SAID
     quantization: Scheme | None = None
-    """How weights are stored that the checkpoint quantises; None: none are."""
+    """Scheme of the checkpoint's quantized weights; None: all are plain."""
     has_head: bool = True
-    """Whether the model makes logits. One without a head makes hidden states alone, and has its
-    embedding in the place of the head."""
+    """True if the model makes logits.
+
+    Without a head, only its hidden states are meant to be used, and `head` is the embedding."""
     num_labels: int | None = None
-    """Number of classes that a classifier tells apart, by the hidden state of the last token."""
+    """Number of classes of a classifier on the last token's hidden state; None: no classifier."""
 
     @property
     def is_text_alone(self) -> bool:
-        """Whether the checkpoint takes images as well, which are left out."""
+        """True if the checkpoint also takes images, and only its text part is loaded."""
         return self.architecture in SEEING
 
     @classmethod
@@ -125,8 +127,9 @@ class DecoderConfig(Architecture):
         generation_source: str = "generation_config.json",
         read_as: str | None = None,
     ) -> DecoderConfig:
-        """Read parsed files; the sources are their names in messages. `read_as`: "llama" for an
-        architecture that isn't supported by itself."""
+        """Make the configuration of parsed files, whose names in messages are the sources.
+
+        `read_as`: "llama" reads an unsupported architecture as Llama."""
         whole = Fields(config, source)
         name, text, architecture = read_family(whole, read_as)
         has_head = read_as is not None or not lacks_head(whole)
@@ -152,7 +155,7 @@ class DecoderConfig(Architecture):
         )
 
     def without_head(self) -> DecoderConfig:
-        """The same decoder, of a checkpoint that has no head."""
+        """Return the same decoder for a checkpoint without a head."""
         return _headless(replace(self, has_head=False))
 
 

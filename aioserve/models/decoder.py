@@ -1,7 +1,7 @@
-"""A decoder-only transformer over a `Backend`, as its `DecoderConfig` describes it.
+"""Decoder-only transformer, made from its `DecoderConfig` and computed by a `Backend`.
 
-Knows weights and one batch of tokens with their places in the KV pages. Knows nothing about
-devices, requests, schedules or who owns a page.
+It knows its weights, and one batch of tokens with their places in KV pages. It does not know
+devices, requests, schedules or owners of pages.
 """
 
 from __future__ import annotations
@@ -48,25 +48,26 @@ class DecoderWeights:
     embedding: Embedding
     """[vocab, hidden]."""
     positions: Tensor | None
-    """[max_position_embeddings, hidden] where positions are learned."""
+    """Learned position embeddings [max_position_embeddings, hidden], or None."""
     rotary_tables: tuple[RotaryTable, ...]
     layers: tuple[DecoderLayer, ...]
     final_norm: Norm
     head: Linear
-    """[vocab, hidden], float32 results."""
+    """Output layer [vocab, hidden], with float32 results."""
     linears: Mapping[architecture.Linear, Linear]
-    """All linear layers by their descriptions."""
+    """All linear layers, by their descriptions."""
     memory: WeightMemory
 
 
 class Decoder:
-    """A loaded model. Computes for one thread at a time.
+    """Loaded model. Only one thread at a time may use it.
 
-    `max_model_len`: the longest context in tokens that it will be given. `use_program`: run all ops
-    of a step by one call, where the backend can record them; the same bits either way.
-    `grouped=False`: KV pages of one group, which keep all positions, as `kv_layout` has them.
-    `kept_layers`: layers whose input, the residual stream [T, hidden], is kept in each step,
-    counted from 0; the number of layers stands for what leaves the last one.
+    - max_model_len: longest context that it will compute, in tokens.
+    - use_program: run all ops of a step in one call, if the backend can record them. Results have
+      the same bits either way.
+    - grouped: False keeps all positions of all layers, in one group of KV pages.
+    - kept_layers: indices of layers whose input, the residual stream [T, hidden], is kept in each
+      step. The number of layers stands for the output of the last one.
     """
 
     def __init__(
@@ -86,13 +87,13 @@ class Decoder:
         self.dtype: torch.dtype = weights.dtype
         """Dtype of activations, and of weights that are held as floats."""
         self.kv_format: KVFormat = format_of_floats(self.dtype)
-        """Format of the KV pages: activations as they are."""
+        """Format of the KV pages: the dtype of activations."""
         self.weight_memory: WeightMemory = weights.memory
         self.linears: Mapping[architecture.Linear, Linear] = weights.linears
-        """Linear layers by their descriptions."""
+        """Linear layers, by their descriptions."""
         layers = config.kv_layers(self.kv_format)
         self.layout: KVLayout = kv_layout(layers, max_model_len, grouped=grouped)
-        """Which layers share a KV page."""
+        """Groups of layers that share KV pages."""
         self.backend = backend
         self.max_model_len = max_model_len
         self._weights = weights
@@ -100,40 +101,41 @@ class Decoder:
         if config.rounds_embedding_scale:
             self._embedding_scale = torch.tensor(self._embedding_scale, dtype=self.dtype).item()
         self.program: StepProgram | None = None
-        """The recorded ops; None where each op is called by itself."""
+        """Recorded ops of a step; None: each op is called on its own."""
         if use_program:
             self.program = backend.record(self.compute, self.kv_shape(1, 1), self.dtype)
 
     @property
     def embedding(self) -> Embedding:
-        """[vocab, hidden], before `embedding_scale`."""
+        """Embedding [vocab, hidden], without `embedding_scale`."""
         return self._weights.embedding
 
     @property
     def head(self) -> Linear:
-        """Output layer [vocab, hidden], float32 results, before scale and cap."""
+        """Output layer [vocab, hidden], with float32 results, before scale and cap."""
         return self._weights.head
 
     @property
     def kept_columns(self) -> int:
-        """Number of columns of `kept_states`: `kept_layers` side by side."""
+        """Columns of `kept_states`, which has the `kept_layers` side by side."""
         return len(self._kept_layers) * self.config.hidden_size
 
     @property
     def kept_states(self) -> Tensor:
-        """What the batch that was computed last has kept, until the next one: [T, kept_columns] in
-        `dtype`. Raises ValueError where nothing is kept."""
+        """States kept of the last batch: [T, kept_columns] in `dtype`, valid until the next batch.
+
+        Raises ValueError if there are no `kept_layers` or no batch was computed."""
         if self._states is None:
             raise ValueError("kept_layers must name a layer before states are there")
         return self._states
 
     @torch.inference_mode()
     def normed(self, states: Tensor) -> Tensor:
-        """What `head` reads of what the last layer gave, both [S, hidden]."""
+        """Apply the final norm: output of the last layer to input of `head`, both [S, hidden]."""
         return self._weights.final_norm(self.backend, states)
 
     def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
-        """Sizes of KV pages for this model."""
+        """Sizes of this model's KV cache of `num_pages` pages."""
         return KVShape(self.layout, num_pages, page_size, self.config.latent_rank)
 
     def new_cache(self, num_pages: int, page_size: int, *, on_host: bool = False) -> KVCache:
@@ -172,7 +174,7 @@ class Decoder:
         return self.backend.draw(logits, rows, last_tokens)
 
     def cover(self, end_position: int) -> None:
-        """Make the tables that positions below this one need, which steps do by themselves.
+        """Extend rotary tables to positions below `end_position`. Steps do this themselves.
 
         Raises ValueError for positions beyond `max_model_len`.
         """
@@ -183,23 +185,26 @@ class Decoder:
             table.cover(end_position)
 
     def make_room(self, num_tokens: int) -> None:
-        """Make room for what a batch of so many tokens keeps, which steps do by themselves."""
+        """Allocate the kept states of a batch of `num_tokens` tokens. Steps do this themselves."""
         if self._kept_layers and (self._states is None or len(self._states) != num_tokens):
             shape = num_tokens, self.kept_columns
             self._states = torch.empty(shape, dtype=self.dtype, device=self.backend.device)
 
     def leave_room(self) -> None:
-        """Give up what the last batch has kept: the next one takes other memory, such as that of a
-        graph which is being captured."""
+        """Drop the kept states, so that the next batch allocates new memory for them.
+
+        A graph that is being captured needs memory of its own."""
         self._states = None
 
     @torch.inference_mode()
     def forward_pooled(
         self, batch: Batch, kv: KVCache, counts: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Compute as `forward` does, op by op, but no logits of the last `sum(counts)` of the
-        batch's `logit_rows`. Return those of the others, and sums of hidden states: of so many of
-        the last rows each, one after the other, float32 [len(counts), hidden]."""
+        """Compute like `forward`, op by op, but sum up hidden states for the last `logit_rows`.
+
+        The last `sum(counts)` rows get no logits. Each count sums the hidden states of as many
+        consecutive rows of these. Returns the logits of the other rows, and the sums, float32
+        [len(counts), hidden]."""
         self.cover(batch.end_position)
         ops = TensorOps(self.backend, batch, kv, self._room(batch))
         hidden = self.hidden_states(ops)
@@ -208,11 +213,11 @@ class Decoder:
         return self._logits(ops, hidden[:num_logits]), sums
 
     def compute(self, ops: LayerOps[X]) -> X:
-        """Logits, from the ops of one batch or of a recording."""
+        """Compute logits with the ops of one batch, or record their computation."""
         return self._logits(ops, self.hidden_states(ops))
 
     def hidden_states(self, ops: LayerOps[X]) -> X:
-        """Hidden states behind the final norm, of the rows whose logits are wanted."""
+        """Compute hidden states after the final norm, for the rows whose logits are wanted."""
         weights = self._weights
         residual = ops.embed(weights.embedding)
         if self._embedding_scale != 1.0:
@@ -250,8 +255,8 @@ class Decoder:
 
 
 def _sums(rows: Tensor, counts: Sequence[int]) -> Tensor:
-    """Sums of so many rows each, one after the other: float32 [len(counts), columns]."""
-    if len(counts) == len(rows):  # one each, as of last tokens
+    """Sum up consecutive rows, as many as each count: float32 [len(counts), columns]."""
+    if len(counts) == len(rows):  # each count is 1, as for last tokens
         return rows.to(torch.float32)
     parts = rows.split(list(counts))
     return torch.stack([part.sum(dim=0, dtype=torch.float32) for part in parts])

@@ -1,6 +1,6 @@
-"""Decodes stored weights into arrays, or into what `_native` packs, some blocks of rows at a time.
+"""Decoding of stored weights into arrays or `_native` kernels, block by block of rows.
 
-Plain floats that a file holds as they are wanted have a faster way, in C++. No torch here.
+Plain floats that need no decoding have a faster way, in C++. No torch here.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(np.int16),
     "float16": np.dtype(np.float16),
 }
-"""Array dtype for the numbers of each: numpy has no bfloat16."""
+"""Array dtype for each dtype of floats. The bits of bfloat16, which numpy lacks, are int16."""
 
 
 class Decoding:
-    """Decodes on as many threads as `_native` has. Floats become those of `dtype`, which is what
-    kernels compute in, too. Kernels have the integers and codes of `formats` as they are, all
-    others as floats.
+    """Decoding on as many threads as `_native` has.
 
-    `stop` lets what runs in other threads end with WeightsError, soon.
+    Floats become `dtype`, in which kernels compute, too. Kernels keep integers and codes that
+    `formats` has, and get all other weights as floats. `stop` makes work in other threads raise
+    WeightsError soon.
     """
 
     def __init__(self, dtype: str, formats: ComputedFormats = PLAIN_FLOATS) -> None:
@@ -51,7 +51,7 @@ class Decoding:
         self._stopped.set()
 
     def array(self, parts: Sequence[StoredLinear]) -> Array:
-        """The weights, stacked along their rows: [rows, in]."""
+        """Decode weights, stacked along their rows, into an array [rows, in]."""
         array = np.empty((_rows(parts), parts[0].in_features), ARRAY_DTYPES[self._dtype])
 
         def fill(part: StoredLinear, top: int, first: int, end: int) -> None:
@@ -61,20 +61,19 @@ class Decoding:
         return array
 
     def runs(self, parts: Sequence[StoredLinear]) -> list[list[StoredLinear]]:
-        """The weights of one layer, those together that `kernel` makes one kernel of."""
+        """Split the weights of a layer into runs. `kernel` makes one kernel of each run."""
         return [list(run) for _, run in groupby(parts, self._form_and_order)]
 
     def _form_and_order(self, part: StoredLinear) -> tuple[object, str]:
-        """Weights that have one are one kernel: those whose columns have another order than the
-        inputs have one each."""
+        """Key by which neighbouring weights share a kernel. Permuted weights get one each."""
         form = self._form(part)
         if isinstance(form, CodeForm):
-            # Weights with one scale each are one kernel, whatever their numbers of outputs are.
+            # Neighbours may share a kernel, however many outputs share their scales.
             return msgspec.structs.replace(form, alike=1), ""
         return form, part.name if form is not None and form.permuted else ""
 
     def _form(self, part: StoredLinear) -> IntegerForm | CodeForm | None:
-        """Form of the integers or codes that a kernel has; None: floats."""
+        """Form of the integers or codes in the weight's kernel; None: it has floats."""
         integers, codes, formats = part.integers, part.codes, self._formats
         if codes is not None and formats.coded_floats:
             size, largest = codes.group_size, max(GROUP_SIZES)
@@ -83,14 +82,15 @@ class Decoding:
         if integers is None or formats.held_bits(integers.bits) is None:
             return None
         if integers.permuted and formats.packed and not formats.integer_activations:
-            return None  # sums of floats are in the order of the inputs
+            return None  # kernels for floats add up inputs in order
         return integers
 
     def kernel(
         self, parts: Sequence[StoredLinear], biases: Sequence[StoredLinear]
     ) -> _native.LinearKernel:
-        """The weights, stacked along their rows, with their biases, as `_native` multiplies them:
-        those that are integers or codes as they are, each run of one form by itself."""
+        """Make a `_native` kernel of weights, stacked along their rows, and their biases.
+
+        Integers and codes keep their form. Runs of different forms get joined kernels."""
         bias = self.array(biases) if biases else None
         kernels: list[_native.LinearKernel] = []
         top = 0
@@ -175,7 +175,7 @@ class Decoding:
         parts: Sequence[StoredLinear],
         work: Callable[[StoredLinear, int, int, int], None],
     ) -> None:
-        """`work(part, row above the part, first, end)` for blocks of all parts, on some threads."""
+        """Call `work(part, rows of earlier parts, first, end)` for all blocks, on some threads."""
 
         def unless_stopped(part: StoredLinear, top: int, first: int, end: int) -> None:
             if self._stopped.is_set():
@@ -192,7 +192,7 @@ class Decoding:
 
 
 def integer_rows(part: StoredLinear, first: int, end: int) -> GroupedIntegers:
-    """Rows of a weight whose format has an `IntegerForm`. Raises `WeightsError`."""
+    """Decode rows of a weight whose format has an `IntegerForm`. Raises `WeightsError`."""
     rows = part.rows(first, end)
     if not isinstance(rows, GroupedIntegers):
         raise WeightsError(f"{part.name}: {part.format.name} must give integers")
@@ -200,7 +200,7 @@ def integer_rows(part: StoredLinear, first: int, end: int) -> GroupedIntegers:
 
 
 def coded_rows(part: StoredLinear, first: int, end: int) -> CodedFloats:
-    """Rows of a weight whose format has a `CodeForm`. Raises `WeightsError`."""
+    """Decode rows of a weight whose format has a `CodeForm`. Raises `WeightsError`."""
     rows = part.rows(first, end)
     if not isinstance(rows, CodedFloats):
         raise WeightsError(f"{part.name}: {part.format.name} must give codes")
@@ -223,8 +223,9 @@ def _set_rows(
 
 
 def _with_minimums(rows: GroupedIntegers) -> tuple[Array, Floats, Floats | None]:
-    """Values, scales and minimums, each in memory without gaps. Minimums hold the zero points, too;
-    with them, values of less than 8 bits are from 0 on."""
+    """Return values, scales and minimums as contiguous arrays.
+
+    Zeros are merged into the minimums. With minimums, values of less than 8 bits start at 0."""
     values, zeros, minimums = rows.values, rows.zeros, rows.minimums
     if zeros is None and minimums is None:
         return np.ascontiguousarray(values), np.ascontiguousarray(rows.scales), None
@@ -239,7 +240,7 @@ def _with_minimums(rows: GroupedIntegers) -> tuple[Array, Floats, Floats | None]
 
 
 def rounded(floats: Floats, dtype: str) -> Array:
-    """The numbers in the array dtype of `dtype`, to nearest, ties to even."""
+    """Round to the array dtype of `dtype`, to nearest, ties to even."""
     if dtype != "bfloat16":
         with np.errstate(over="ignore"):  # becomes infinite, as in C++
             return floats.astype(ARRAY_DTYPES[dtype], copy=False)

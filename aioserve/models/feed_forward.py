@@ -1,4 +1,4 @@
-"""Feed-forwards: the blocks that compute each token by itself, each made from its description."""
+"""Feed-forwards: blocks that compute each token on its own, each made from its description."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DenseMLP:
 
 
 class SparseMLP:
-    """Experts that a router chooses for each token, and an MLP that all tokens share."""
+    """Experts that a router chooses for each token, and a shared MLP for every token."""
 
     def __init__(self, described: architecture.Experts, weights: Weights) -> None:
         self._router = weights.linear(described.router, torch.float32)

@@ -13,17 +13,19 @@ __all__ = ["Fields", "asks_nothing"]
 MOST_INTEGER = 2**31 - 1
 """Largest integer that the kernels take."""
 LEAST_NUMBER, MOST_NUMBER = 1e-12, 1e15
-"""Range around all known epsilons of norms and bases of rotations. Float32 holds the result of any
-formula that combines such numbers."""
+"""Range of numbers that are read.
+
+It contains all known epsilons of norms and bases of rotations, and keeps formulas of them within
+float32."""
 NO_TOKEN = -1
-"""Id that some files write where there is no token."""
+"""Id that some files write for a token that doesn't exist."""
 _MOST_NAME_CHARS = 100
 
 
 class Fields:
-    """One JSON object. A field that is null counts as absent, as in Hugging Face configs.
+    """One JSON object. A null field counts as absent, as in Hugging Face configs.
 
-    `path` prefixes the names in messages: fields of a nested object read as "outer.inner".
+    `path` prefixes names in messages, so that a field of a nested object is "outer.inner".
     """
 
     __slots__ = ("path", "source", "values")
@@ -37,7 +39,7 @@ class Fields:
         return self.values.get(name) is not None
 
     def without_nothing(self, *names: str) -> Fields:
-        """The same, where fields of these names that ask for nothing count as absent."""
+        """Return the object without fields of these names for which `asks_nothing` is true."""
         left = {
             name: value
             for name, value in self.values.items()
@@ -96,7 +98,7 @@ class Fields:
         return tuple(float(item) for item in value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """One id or a list of ids; absent: none, and so are null and -1."""
+        """Read one id or a list of ids. Null and -1 are left out; an absent field is empty."""
         value = self.values.get(name)
         given = value if isinstance(value, list) else [value]
         items = [item for item in given if item is not None and item != NO_TOKEN]
@@ -124,8 +126,9 @@ class Fields:
 
 
 def asks_nothing(value: object) -> bool:
-    """Return true if a value asks for nothing: null, false, zero, an empty text, or a list or
-    object that holds nothing else."""
+    """True if a value switches nothing on: null, false, zero or an empty text.
+
+    So does a list or object that contains only values of this kind."""
     if isinstance(value, Mapping):
         return all(asks_nothing(item) for item in value.values())
     if isinstance(value, list):
@@ -134,7 +137,7 @@ def asks_nothing(value: object) -> bool:
 
 
 def _named(name: str) -> str:
-    """The name of a field, which may be a key that the file made up."""
+    """Name of a field for messages, quoted if the file chose an unusual key."""
     is_plain = name.replace(".", "_").isidentifier() and len(name) <= _MOST_NAME_CHARS
     return name if is_plain else shown(name)
 

@@ -1,8 +1,7 @@
-"""What a model is read from: its config, its tokenizer and chat template, its weights.
+"""Files of a model: its config, its tokenizer and chat template, its weights.
 
-`ModelFiles` is one interface for all ways to keep a model on disk; `model_files` chooses the
-implementation by the path, which `resolve` finds: a directory in Hugging Face's layout, or a GGUF
-file. No torch here.
+`model_files` chooses the implementation of `ModelFiles` for a path that `resolve` found: a
+directory in Hugging Face's layout, or a GGUF file. No torch here.
 """
 
 from __future__ import annotations
@@ -33,9 +32,10 @@ __all__ = ["ModelDirectory", "ModelFiles", "model_files"]
 
 
 class ModelDirectory(ModelFiles):
-    """A directory as Hugging Face has them: JSON files and .safetensors.
+    """Directory in Hugging Face's layout: JSON files and .safetensors.
 
-    `architecture`: "llama" for one that isn't supported by itself; None: what config.json says.
+    `architecture`: "llama" reads an unsupported architecture as Llama; None: the one in
+    config.json.
     """
 
     def __init__(self, path: Path, architecture: str | None = None) -> None:
@@ -78,7 +78,7 @@ class ModelDirectory(ModelFiles):
             ) from error
 
     def _has_tensors_of(self, read: Callable[..., DecoderConfig], architecture: str) -> bool:
-        """Whether the files have what a model of that architecture needs, and nothing else."""
+        """True if the files have all tensors of a model of that architecture, and no others."""
         try:
             self.weights(read(read_as=architecture)).close()
         except ModelError:
@@ -86,7 +86,7 @@ class ModelDirectory(ModelFiles):
         return True
 
     def _lacks_head(self, config: DecoderConfig) -> bool:
-        """Whether the checkpoint is one for embeddings, from which the head was left out."""
+        """True if the checkpoint is for embeddings and was saved without the head."""
         if config.tie_word_embeddings or not os.path.lexists(self.path / MODULES_FILE):
             return False
         names = tensor_names(self.path)
@@ -121,11 +121,11 @@ class ModelDirectory(ModelFiles):
 
 
 def model_files(path: Path | str, architecture: str | None = None) -> ModelFiles:
-    """The files of the model at `path`: a directory, or a GGUF file, which may be the one that is
-    meant in a directory.
+    """Return the files of the model at `path`: a directory, or a GGUF file.
 
-    `architecture`: as `ModelDirectory` takes it. Raises `ModelNotFoundError` where nothing is
-    there, and `ConfigError` for the architecture of a GGUF file.
+    A directory without .safetensors may stand for the GGUF model in it. `architecture` is that of
+    `ModelDirectory`. Raises `ModelNotFoundError` if the path doesn't exist, and `ConfigError` for
+    an `architecture` with a GGUF file.
     """
     path = Path(path)
     file = _gguf_file(path)

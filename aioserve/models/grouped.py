@@ -1,7 +1,7 @@
-"""Weights of integers with a scale for each group of inputs: the form that all integer formats of
-files become, and that backends compute.
+"""Weights of integers with a scale for each group of inputs.
 
-Values only: no files, no torch.
+All integer formats of files take this form, and backends compute it. Values only: no files, no
+torch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from aioserve.errors import WeightsError
 __all__ = ["E2M1_TWICE", "GROUP_SIZES", "GroupedIntegers", "Scales"]
 
 Scales = Literal["float32", "float16", "bfloat16", "multiples"]
-"""What scales and minimums are: numbers that the type holds; or, in every 256 inputs of a row,
-multiples of one number by int8."""
+"""Kind of scales and minimums: numbers that fit a float type, or "multiples".
+
+In "multiples", every 256 inputs of a row share one unit, and each number is an int8 times it."""
 
 GROUP_SIZES = (16, 32, 64, 128)
-"""Inputs that may share a scale. All inputs of a row may, too."""
+"""Numbers of inputs that may share a scale. All inputs of a row may share one, too."""
 
 E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Table of floats of 4 bits, E2M1, as twice what they are."""
+"""Twice the value of each 4-bit float, E2M1, by its code."""
 
 _RANGES = {
     4: ((-8, 7), (0, 15)),
@@ -32,29 +33,30 @@ _RANGES = {
     6: ((-32, 31), (0, 63)),
     8: ((-128, 127),),
 }
-"""Least and largest value of each number of bits."""
+"""Pairs of least and largest value that each number of bits allows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedIntegers:
-    """Rows of a weight `w`, of which row o, input i and its group g = i // group_size are
+    """Rows of a weight `w`, which has for row o, input i and group g = i // group_size the number
 
         w[o, i] = (values[o, i] - zeros[o, g]) * scales[o, g] + minimums[o, g]
 
     in float32: the difference is exact, the product is rounded, then the sum.
 
-    values: int8 [out, in]. With less than 8 bits all are within [-8, 7] or all within [0, 15], say.
-    scales: float32 [out, groups]; the last group of a row may be shorter than the others.
-    zeros: int8 [out, groups], or None: zeros.
-    minimums: float32 [out, groups], or None: nothing is added.
-    group_size: 16, 32, 64, 128 or `in`.
-    bits: 4, 5, 6 or 8.
-    table: the 16 numbers, from -128 to 127, that values are among, so that 4 bits choose one; None:
-        any that the bits hold.
-    order: int32 [in]: column c of values is input order[c] of `w`, and groups are those of columns;
-        None: columns are the inputs.
+    - values: int8 [out, in]. Those of 4 bits are all within [-8, 7] or all within [0, 15], and
+      those of 5 and 6 bits likewise.
+    - scales: float32 [out, groups]; the last group of a row may be shorter than the others.
+    - zeros: int8 [out, groups], or None for zeros of 0.
+    - minimums: float32 [out, groups], or None for minimums of 0.
+    - group_size: 16, 32, 64, 128 or `in`.
+    - bits: 4, 5, 6 or 8.
+    - table: 16 numbers from -128 to 127 that values are among, so that 4 bits choose one; None:
+      values are any numbers of `bits` bits.
+    - order: int32 [in]. Column c of `values` belongs to input order[c] of `w`, and groups are of
+      columns. None: columns are in the order of inputs.
 
-    Raises `WeightsError` naming the argument that doesn't fit.
+    Raises `WeightsError` naming an argument of the wrong type, shape or range.
     """
 
     values: npt.NDArray[np.int8]
@@ -109,7 +111,7 @@ class GroupedIntegers:
                 f"{self.bits}"
             )
         is_there = np.zeros(256, np.bool_)
-        is_there[np.array(table)] = True  # negative ones from the end
+        is_there[np.array(table)] = True  # negative numbers index from the end, as their bits do
         if not is_there[self.values.view(np.uint8)].all():
             raise WeightsError(f"values must be in the table {table}")
 
@@ -123,13 +125,13 @@ class GroupedIntegers:
 
     @property
     def num_groups(self) -> int:
-        """Groups of a row."""
+        """Number of groups in a row."""
         return -(-self.in_features // self.group_size)
 
     def rows(self, first: int, end: int) -> GroupedIntegers:
-        """Rows `first` to `end`, which share this one's memory.
+        """Return rows `first` to `end` as views of these arrays.
 
-        Raises ValueError for an empty or impossible range.
+        Raises ValueError for an empty range, or one past the rows.
         """
         if not 0 <= first < end <= self.out_features:
             raise ValueError(f"rows must lie in [0, {self.out_features}], got {first} to {end}")
@@ -145,7 +147,7 @@ class GroupedIntegers:
         )
 
     def dequantized(self) -> npt.NDArray[np.float32]:
-        """The weight, float32 [out, in]."""
+        """Compute the weight, float32 [out, in]."""
         weight = self.values.astype(np.float32)
         if self.zeros is not None:
             weight -= self._of_each_input(self.zeros.astype(np.float32))

@@ -1,7 +1,6 @@
-"""Decodes stored weights into what GPUs multiply as integers or as codes of floats, in the host's
-memory.
+"""Decoding of stored weights into the integers or float codes that GPUs multiply.
 
-No torch here.
+The results are in the host's memory. No torch here.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from aioserve.models.stored import CodeForm, Floats, IntegerForm, StoredLinear
 __all__ = ["HeldDecoding"]
 
 _UNIT_INPUTS = 256
-"""Inputs whose scales are multiples of one number, where a form says that they are multiples."""
+"""Number of inputs whose scales share a unit in forms with scales of the kind "multiples"."""
 
 
 class _Chunks(NamedTuple):
-    """How the inputs of a row are divided."""
+    """Division of a row's inputs into chunks and groups."""
 
     chunk: int
     count: int
     groups: int
     repeat: int
-    """Chunks of a group."""
+    """Number of chunks in a group."""
 
     @classmethod
     def of(cls, inputs: int, group_size: int) -> _Chunks:
@@ -41,15 +40,17 @@ class _Chunks(NamedTuple):
         return cls(chunk, -(-inputs // chunk), groups, -(-group_size // chunk))
 
     def of_rows(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Values [rows, inputs] as [chunks, rows, chunk], with zeros behind the last input."""
+        """Reshape values [rows, inputs] to [chunks, rows, chunk], zero past the last input."""
         padded = np.zeros((len(values), self.count * self.chunk), values.dtype)
         padded[:, : values.shape[1]] = values
         return padded.reshape(len(values), self.count, self.chunk).transpose(1, 0, 2)
 
 
 class _GroupNumbers:
-    """Scales, or minimums, [groups, outputs]: with `unit_groups` int8, multiples of a unit for so
-    many groups each; else float32 until they are `held`."""
+    """Scales or minimums, [groups, outputs].
+
+    With `unit_groups` they are int8 multiples of a unit, which that many groups share. Otherwise
+    they are float32, which `held` narrows."""
 
     def __init__(self, groups: int, outputs: int, unit_groups: int) -> None:
         self._numbers: npt.NDArray[Any] = np.zeros(
@@ -61,7 +62,7 @@ class _GroupNumbers:
             self.units = np.zeros((-(-groups // unit_groups), outputs), np.float32)
 
     def set(self, part: StoredLinear, at: slice, numbers: Floats) -> None:
-        """Fill in some outputs of the part, [groups, outputs]."""
+        """Set the numbers [groups, outputs] of outputs `at`, which `part` has."""
         if self.units is None:
             self._numbers[:, at] = numbers
             return
@@ -78,15 +79,16 @@ class _GroupNumbers:
 
 
 class HeldDecoding(Decoding):
-    """`Decoding` for all backends, with those that take a `HeldLinear`."""
+    """`Decoding` that also makes `HeldLinear` for the backends that take it."""
 
     def is_held(self, parts: Sequence[StoredLinear]) -> bool:
-        """Whether a layer of these weights is a `HeldLinear`."""
+        """True if a layer of these weights becomes a `HeldLinear`."""
         return not self._formats.packed and any(map(self._form, parts))
 
     def held(self, parts: Sequence[StoredLinear], biases: Sequence[StoredLinear]) -> HeldLinear:
-        """The weights, stacked along their rows, with their biases: those that are integers or
-        codes as they are, each run of one form by itself."""
+        """Make a `HeldLinear` of weights, stacked along their rows, and their biases.
+
+        Integers and codes keep their form; each run of one form is a run of the result."""
         bias = self.array(biases).reshape(-1) if biases else None
         runs: list[GroupedRows | FloatRows] = []
         top = 0
@@ -106,8 +108,9 @@ class HeldDecoding(Decoding):
     def expected_sizes(
         self, parts: Sequence[StoredLinear], biases: Sequence[StoredLinear]
     ) -> list[tuple[int, int]]:
-        """`HeldLinear.sizes` of `held`, from the first row of each run. Scales of other rows may
-        take more bytes."""
+        """Predict `HeldLinear.sizes` of `held` from the first row of each run.
+
+        Scales of other rows may take more bytes."""
         sizes: list[tuple[int, int]] = []
         for run in self.runs(parts):
             outputs = sum(part.out_features for part in run)
@@ -118,7 +121,7 @@ class HeldDecoding(Decoding):
     def _grouped_rows(
         self, form: IntegerForm, parts: Sequence[StoredLinear], bias: Array | None
     ) -> GroupedRows:
-        # One row tells which of the two a format has.
+        # The form does not tell zeros from minimums; one row of each part does.
         firsts = [integer_rows(part, 0, 1) for part in parts] if form.has_minimums else []
         has_zeros = any(first.zeros is not None for first in firsts)
         has_minimums = any(first.minimums is not None for first in firsts)
@@ -205,14 +208,14 @@ class HeldDecoding(Decoding):
 
 
 def _places(table: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Where a table has an integer, by the bits of int8: uint8 [256]."""
+    """Place of each integer in a table, indexed by the bits of its int8: uint8 [256]."""
     places = np.zeros(256, np.uint8)
-    places[np.array(table)] = np.arange(len(table))  # negative ones from the end
+    places[np.array(table)] = np.arange(len(table))  # negative numbers index from the end
     return places
 
 
 def _alike(parts: Sequence[StoredLinear]) -> int:
-    """How many neighbouring outputs have the same scales, counted from the first of all."""
+    """Number of neighbouring outputs that share scales, counted from the first of all outputs."""
     alike = top = 0
     for part in parts:
         own = 1 if part.codes is None else part.codes.alike
@@ -222,7 +225,7 @@ def _alike(parts: Sequence[StoredLinear]) -> int:
 
 
 def _bytes_of(row: GroupedRows | FloatRows, outputs: int, parts: Sequence[StoredLinear]) -> int:
-    """Bytes of so many rows of the parts, of which `row` is one."""
+    """Bytes of `outputs` rows of the parts, computed from one `row`."""
     if isinstance(row, FloatRows):
         return outputs * row.num_bytes
     scales, shared = row.scales.nbytes, row.shared_bytes
@@ -233,7 +236,9 @@ def _bytes_of(row: GroupedRows | FloatRows, outputs: int, parts: Sequence[Stored
 def _from_zero_on(
     part: StoredLinear, rows: GroupedIntegers, offset: int
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8] | None, Floats | None]:
-    """Values, zeros and minimums of the same weights with values from 0 to 15, less by `offset`."""
+    """Shift 4-bit values to 0 to 15, where weights subtract `offset` from them.
+
+    Returns values, zeros and minimums of the same weights."""
     values, zeros, minimums = rows.values, rows.zeros, rows.minimums
     if minimums is not None and not offset and values.min() < 0:
         values, minimums = values + np.int8(8), minimums - 8 * rows.scales
@@ -254,9 +259,11 @@ def _in_halves(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _multiples(numbers: Floats, unit_groups: int) -> tuple[npt.NDArray[np.int8], Floats] | None:
-    """Numbers [groups, outputs] as int8 multiples of units, float32 [units, outputs], of so many
-    groups each; None: they aren't. A unit is the greatest number that its groups are multiples of;
-    it is negative where 128 times it would be one."""
+    """Split numbers [groups, outputs] into int8 multiples and units, float32 [units, outputs].
+
+    Each unit belongs to `unit_groups` groups, and is the greatest number that all of theirs are
+    multiples of. It is negative if a multiple would otherwise be 128. None if the numbers can't be
+    split exactly."""
     groups, outputs = numbers.shape
     count = -(-groups // unit_groups)
     padded = np.zeros((count * unit_groups, outputs), np.float32)
@@ -279,8 +286,9 @@ def _multiples(numbers: Floats, unit_groups: int) -> tuple[npt.NDArray[np.int8],
 
 
 def _narrowed(numbers: Floats) -> npt.NDArray[Any]:
-    """The numbers in two bytes where those hold all of them exactly: as float16, or the bits of
-    bfloat16 in int16."""
+    """Narrow numbers to two bytes if all of them stay exact, else return them unchanged.
+
+    They become float16, or int16 with the bits of bfloat16."""
     with np.errstate(over="ignore"):
         narrow = numbers.astype(np.float16)
     if np.array_equal(narrow.astype(np.float32), numbers, equal_nan=True):

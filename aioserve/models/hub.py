@@ -1,7 +1,10 @@
-"""What names of models of the Hugging Face hub mean, and which of a repository's files a model is.
+"""Names of models on the Hugging Face hub, and the files of a repository that make up a model.
 
-`OWNER/NAME` is a repository; `OWNER/NAME:Q4_K_M` is its GGUF model with that tag, and
-`OWNER/NAME/FILE.gguf` that of a file, or of the first of its parts. Names alone: no network.
+    OWNER/NAME              a repository
+    OWNER/NAME:Q4_K_M       its GGUF model with that tag
+    OWNER/NAME/FILE.gguf    the model in that file, or in a series of files that begins with it
+
+Names only: no network.
 """
 
 from __future__ import annotations
@@ -26,13 +29,14 @@ __all__ = ["INSTALL_HUB", "HubName", "cached_model", "wanted_files"]
 INSTALL_HUB = "pip install 'aioserve[hub]'"
 
 _WANTED = ("*.json", "*.jinja", "*.model", "*.safetensors")
-"""Patterns of the files of a repository that a model in Hugging Face's layout may be read from."""
+"""Patterns of a repository's files that a model in Hugging Face's layout may need."""
 _OTHERS = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors")
-"""Patterns of files that match these too, and that no model is read from: other formats have
-folders of their own, and a second copy of the weights a name of its own. Templates are in
-additional_chat_templates."""
+"""Patterns of files that match `_WANTED` but are never read.
+
+Other formats are in folders, and "consolidated" files are a second copy of the weights. The folder
+additional_chat_templates is needed."""
 _NO_FILE = "/"
-"""A pattern of no file."""
+"""Pattern that matches no file."""
 _NAME = re.compile(
     r"(?P<id>\w[\w.-]*/\w[\w.-]*)(:(?P<tag>\w[\w.-]*)|/(?P<file>(?!\.)[^\\\x00-\x1f]+\.gguf))?",
     re.ASCII | re.IGNORECASE,
@@ -40,7 +44,7 @@ _NAME = re.compile(
 
 
 class HubName(NamedTuple):
-    """A model of the hub, or in the cache of `huggingface_hub`."""
+    """Name of a model on the hub or in the cache of `huggingface_hub`."""
 
     id: str
     tag: str | None = None
@@ -49,7 +53,7 @@ class HubName(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> HubName | None:
-        """What `name` means; None where it is no name of the hub."""
+        """Parse `name`; None if it isn't a name of the hub."""
         found = _NAME.fullmatch(name)
         if found is None or found["id"].lower().endswith(".gguf"):
             return None
@@ -59,15 +63,16 @@ class HubName(NamedTuple):
 
     @property
     def is_gguf(self) -> bool:
-        """Whether it can only be a GGUF model."""
+        """True if it can only be a GGUF model."""
         return self.tag is not None or self.file is not None
 
 
 def wanted_files(name: HubName, files: Collection[str]) -> tuple[str, ...]:
-    """The files of a repository that the model is read from: what Hugging Face's layout has,
-    where there is such a model and no other one is named, or else one model in GGUF.
+    """Return the files of a repository that the model needs.
 
-    Raises `AmbiguousModelError` where they make no model, or don't tell which.
+    A model in Hugging Face's layout comes first, unless `name` has a tag or file. Otherwise they
+    are those of one GGUF model. Raises `AmbiguousModelError` if there is no model, or more than one
+    fits.
     """
     if name.file is not None:
         return _beginning_with(name.file, files)
@@ -82,8 +87,9 @@ def wanted_files(name: HubName, files: Collection[str]) -> tuple[str, ...]:
 
 
 def cached_model(name: HubName) -> Path | str:
-    """The model in the cache of `huggingface_hub`: a directory, or a GGUF file whose other parts
-    are beside it. Or else why there is none."""
+    """Find the model in the cache of `huggingface_hub`, or return the reason why it isn't there.
+
+    The path is a directory, or a GGUF file with its other parts next to it."""
     try:
         import huggingface_hub
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -91,7 +97,7 @@ def cached_model(name: HubName) -> Path | str:
         return f"huggingface_hub is not installed, so its cache was not searched ({INSTALL_HUB})"
 
     def snapshot(allowed: Sequence[str], ignored: Sequence[str]) -> Path | None:
-        """The cached snapshot, if it has all files of these patterns that the repository has."""
+        """Return the cached snapshot if it has all files of the repository that match."""
         try:
             return Path(
                 huggingface_hub.snapshot_download(
@@ -105,7 +111,7 @@ def cached_model(name: HubName) -> Path | str:
             return None
 
     try:
-        # With the patterns of the download: a snapshot without the other files is complete.
+        # The patterns are those of the download, so that a snapshot without other files counts.
         plain = None if name.is_gguf else snapshot(_WANTED, _OTHERS)
         directory = plain or snapshot((_NO_FILE,), ())
     except HFValidationError:
@@ -120,7 +126,7 @@ def cached_model(name: HubName) -> Path | str:
 
 
 def _not_cached(name: HubName) -> str:
-    """Only what has an owner is said to be there to download: nearly all repositories have one."""
+    """Reason that names the download only for names with an owner, as nearly all have one."""
     there = f" (`hf download {name.id}` puts it there)" if "/" in name.id else ""
     return f"not in the local Hugging Face cache{there}"
 

@@ -1,7 +1,6 @@
-"""What a model is, by content: digests that two processes and two machines agree on.
+"""Identity of a model by content: digests that two processes or two machines agree on.
 
-Names of files, how tensors are spread over them, and when they were written don't count. No torch
-here.
+File names, the split of tensors over files, and modification times don't count. No torch here.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ _PIECE_BYTES = 1 << 22
 
 
 def weights_digest(weights: StoredWeights, architecture: Architecture) -> bytes:
-    """SHA-256 of the weights' numbers as they are stored, and of their formats. Reads all of them,
-    on as many threads as `_native` has. Raises `WeightsError`.
+    """SHA-256 of the weights' stored numbers and of their formats.
 
-    Weights that are rounded while they are loaded have the digest of what they are rounded from and
-    to.
+    Reads all weights, on as many threads as `_native` has. For weights that are rounded while they
+    are loaded, the digest covers the stored numbers and the target format. Raises `WeightsError`.
     """
     wanted = (*architecture.required, architecture.head)
     there = [tensor for tensor in dict.fromkeys(wanted) if tensor in weights]
@@ -36,8 +34,9 @@ def weights_digest(weights: StoredWeights, architecture: Architecture) -> bytes:
 
 
 def computation_digest(architecture: Architecture, max_model_len: int) -> bytes:
-    """SHA-256 of what is computed with the weights, rotary embedding included, which may depend on
-    the longest context that is served."""
+    """SHA-256 of the computation on the weights.
+
+    `max_model_len` counts only if a rotary embedding depends on the longest context served."""
     whole = hashlib.sha256(b"aioserve computation 1")
     ropes = {layer.mixer.rope for layer in architecture.layers}
     if any(rope is not None and rope.depends_on_longest_context for rope in ropes):

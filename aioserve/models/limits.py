@@ -1,5 +1,4 @@
-"""Whether a backend's kernels take a model's sizes: asked before its weights are read. No torch
-here."""
+"""Check of a model's sizes against a backend's kernels, before weights are read. No torch here."""
 
 from __future__ import annotations
 
@@ -10,8 +9,9 @@ __all__ = ["too_large"]
 
 
 def too_large(model: Architecture, limits: AttentionLimits | None) -> str | None:
-    """What of the model's attention is beyond the limits, by the field of config.json that says it,
-    with its value and limit; None: nothing is."""
+    """Describe the first size of the model's attention beyond `limits`; None if all fit.
+
+    The text names the field of config.json, its value and its limit."""
     if limits is None:
         return None
     rank, dim = model.latent_rank, model.heads.dim - model.latent_rank

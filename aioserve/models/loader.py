@@ -1,4 +1,4 @@
-"""Makes a `Decoder` of a model directory: the weights that `reading` has read, on a backend."""
+"""Loading of a `Decoder`: weights that `reading` reads, placed on a backend."""
 
 from __future__ import annotations
 
@@ -31,22 +31,21 @@ def load_model(
 ) -> Decoder:
     """Load the model at `path`: a directory in Hugging Face's layout, or a GGUF file.
 
-    dtype: float32, bfloat16 or float16, of weights, activations and KV pages. "auto" is the
-        checkpoint's. The native backend knows no float16: such a checkpoint becomes float32 there,
-        which holds its values exactly.
-    backend: computes the model; None: `aioserve.ops.backend_named("auto")`.
-    max_model_len: longest context in tokens to be served; None: all the model has. With longrope it
-        also chooses between the factors for short and for long contexts.
-    quantization: "int8", "int4" or "fp8": how the plain weights of linear layers are rounded while
-        they are read; None: not at all.
-    memory_bytes: what the weights may take at most; None: anything.
-    use_program: run all ops of a step by one call, where the backend can record them.
-    kept_layers: layers whose input is kept in each step, as `Decoder` has them.
+    - dtype: float32, bfloat16 or float16, of weights, activations and KV pages. "auto" takes the
+      checkpoint's. The native backend has no float16 and loads it as float32, which is exact.
+    - backend: computes the model; None: `aioserve.ops.backend_named("auto")`.
+    - max_model_len: longest context served, in tokens; None: the model's limit. With longrope, it
+      also chooses between the factors for short and for long contexts.
+    - quantization: format to which plain weights of linear layers are rounded while they are read:
+      "int8", "int4" or "fp8"; None: they are not rounded.
+    - memory_bytes: most bytes that the weights may take; None: no limit.
+    - use_program: run all ops of a step in one call, if the backend can record them.
+    - kept_layers: layers whose input is kept in each step, as in `Decoder`.
 
     Raises:
-        ModelNotFoundError: no such directory.
+        ModelNotFoundError: the directory does not exist.
         UnsupportedModelError: an architecture or setting that isn't implemented.
-        WeightsError: no weights, or a file or tensor missing, broken or of the wrong shape.
+        WeightsError: a file or tensor is missing, broken or of the wrong shape.
         ModelError: a malformed file, or weights beyond `memory_bytes`.
         ConfigError: an argument outside its range.
     """
@@ -72,8 +71,9 @@ def make_decoder(
     grouped: bool = True,
     kept_layers: Sequence[int] = (),
 ) -> Decoder:
-    """Make a decoder of weights that are packed if the backend's are, with the other arguments of
-    `Decoder`. The weights are used up."""
+    """Make a decoder of weights that were read in `backend`'s formats. The weights are used up.
+
+    The other arguments are those of `Decoder`."""
     config, blocks = weights.config, Weights(weights, backend)
     with torch.no_grad():
         layout = weights.layout

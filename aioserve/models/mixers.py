@@ -1,4 +1,4 @@
-"""Mixers: the blocks in which a token reads those before it, each made from its description."""
+"""Mixers: blocks in which a token attends to earlier ones, each made from its description."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ X = TypeVar("X")
 
 class Mixer(Protocol):
     def __call__(self, ops: LayerOps[X], x: X, *, logit_rows_only: bool) -> X:
-        """x [T, hidden] -> [T, hidden], or only the rows whose logits are wanted. What later tokens
-        need of each row is kept in any case."""
+        """x [T, hidden] -> [T, hidden], or with `logit_rows_only`, only the rows with logits.
+
+        KV of all rows is cached in either case."""
         ...
 
 
 def make_mixer(described: architecture.Mixer, layer: int, weights: Weights) -> Mixer:
-    """The mixer of layer number `layer`."""
+    """Make the mixer of the layer with index `layer`."""
     return _MIXERS[type(described)](described, layer, weights)
 
 
 class PagedAttention:
-    """Projects, rotates, writes keys and values to their pages, attends, projects back."""
+    """Attention over paged keys and values: project, rotate, write KV, attend, project back."""
 
     def __init__(self, described: architecture.Attention, layer: int, weights: Weights) -> None:
         self._layer = layer
@@ -62,7 +63,7 @@ def _head_norms(described: architecture.Attention, weights: Weights) -> HeadNorm
 def _norms_of_all_heads(
     described: architecture.Attention, weights: Weights
 ) -> tuple[tuple[RMSNorm, int], ...]:
-    """Norms of all queries and of all keys, with the first column of each."""
+    """Norms of all queries and of all keys, each with its first column in the QKV rows."""
     query, key = described.query_norm, described.key_norm
     if query is None or key is None or not described.norms_of_all_heads:
         return ()
@@ -73,11 +74,11 @@ def _norms_of_all_heads(
 
 
 class LatentAttention:
-    """Attention of queries in the space of latents ("absorbed"): each head's query is multiplied by
-    the transpose of what would make its keys, and what it attends by what makes its values.
+    """Attention in the space of latents, with "absorbed" key and value projections.
 
-    Every row is computed so, of prompts as of decodes: another order of products for prompts would
-    round otherwise, and what was a decode is part of a prompt after a preemption.
+    Each head's query is multiplied by the transpose of its key projection, and the attended latents
+    by its value projection. Prefill and decode both do so. Another order of products would round
+    differently, and after a preemption decoded tokens become part of a prompt.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class LatentAttention:
         return ops.linear(ops.per_head(attended, self._to_values), self._output)
 
     def _source(self, ops: LayerOps[X], x: X) -> X:
-        """What queries are projected from."""
+        """Input of the query projection."""
         if self._compressed is None or self._query_norm is None:
             return x
         return ops.rms_norm(ops.linear(x, self._compressed), self._query_norm)

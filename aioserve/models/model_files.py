@@ -1,4 +1,4 @@
-"""The interface of all ways to keep a model on disk; `files` chooses among them. No torch here."""
+"""Interface of the formats that keep a model on disk; `files` chooses one. No torch here."""
 
 from __future__ import annotations
 
@@ -20,41 +20,46 @@ __all__ = ["ModelFiles"]
 
 
 class ModelFiles(ABC):
-    """One model on disk. Each method reads when it is called, in any thread."""
+    """One model on disk. Methods read the files on each call, and may be called in any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path: Path = path
-        """The directory or file that names the model."""
+        """Directory or file of the model."""
 
     @abstractmethod
     def config_values(self) -> tuple[Mapping[str, Any], str]:
-        """What config.json says, or would say, and its name in messages. Raises `ModelError`."""
+        """Return the values of config.json, or their equivalent, and its name for messages.
+
+        Raises `ModelError`."""
 
     @abstractmethod
     def config(self) -> DecoderConfig:
-        """Raises `UnsupportedModelError` and `ModelError`."""
+        """Read the decoder's configuration. Raises `UnsupportedModelError` and `ModelError`."""
 
     @abstractmethod
     def why_no_tokenizer(self) -> str | None:
-        """Reason why there is no tokenizer, and what to do; None if there is one."""
+        """Reason why there is no tokenizer, and what to do about it; None if there is one."""
 
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
-        """Raises `ModelError`."""
+        """Read the tokenizer. Raises `ModelError`."""
 
     @abstractmethod
     def chat_template(self, file: Path | str | None = None) -> ChatTemplate | None:
-        """The model's template, or the one in `file` with the model's special tokens. None if there
-        is none. Raises `ModelError`."""
+        """Return the model's template, or the one in `file` with the model's special tokens.
+
+        None if the model has no template. Raises `ModelError`."""
 
     def special_names(self, role: str) -> list[str]:
-        """Names that the files give a token of that role, "eos_token" or "bos_token", beside the
-        ids in `config`. Raises `ModelError`."""
+        """Return the names that the files give tokens of a role: "eos_token" or "bos_token".
+
+        The ids in `config` come on top of these. Raises `ModelError`."""
         return []
 
     def ends(self, config: DecoderConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Ids of the tokens that end an answer, by all that the files say and by known names, those
-        of `config` first. Raises `ModelError`."""
+        """Return the ids of the tokens that end a completion, those of `config` first.
+
+        They come from the files and from a list of known names. Raises `ModelError`."""
         said, begins = (
             [tokenizer.id_of(name) for name in self.special_names(role)]
             for role in ("eos_token", "bos_token")
@@ -64,14 +69,15 @@ class ModelFiles(ABC):
         )
 
     def retrieval(self) -> Retrieval:
-        """What the files say of embeddings. Raises `ModelError`."""
+        """Read the settings for embeddings. Raises `ModelError`."""
         return Retrieval()
 
     def reranker(
         self, tokenizer: Tokenizer, template: ChatTemplate | None, wanted: str
     ) -> Reranker | None:
-        """The reranker that the model is, as `read_reranker` says; None where it is none. Raises
-        `ModelError`."""
+        """Return the settings of a reranker, found as by `read_reranker`; None for other models.
+
+        `wanted` is the `reranker` option. Raises `ModelError`."""
         if wanted in ("auto", "none"):
             return None
         raise ConfigError(
@@ -82,9 +88,10 @@ class ModelFiles(ABC):
 
     @abstractmethod
     def weights(self, config: DecoderConfig) -> StoredWeights:
-        """The weights that a model of this `config()` needs, to be closed. Raises `WeightsError`,
-        for all that the files' headers can tell."""
+        """Open the weights that a model of this `config()` needs; the caller closes them.
+
+        Raises `WeightsError` for every fault that the files' headers show."""
 
     @abstractmethod
     def weight_file_bytes(self) -> list[int]:
-        """Sizes of the files with weights."""
+        """Return the size of each file with weights, in bytes."""

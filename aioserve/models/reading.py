@@ -1,8 +1,8 @@
-"""Reads the weights of a model into packed weights or plain arrays, not yet tensors.
+"""Reading of a model's weights into packed kernels or numpy arrays.
 
-No torch here, so that weights are read while torch is imported. Natively they are packed as they
-are read, panel by panel on all of the pool's threads; what isn't stored as plain floats is decoded
-after that. `loader` makes a `Decoder` of the result.
+No torch here, so that weights are read while torch is imported. The native reader packs weights as
+it reads them, panel by panel on all threads of the pool. Weights in other formats than plain floats
+are decoded after that. `loader` makes a `Decoder` of the result.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ ReportBytes = Callable[[int, int], None]
 class TakenWeights:
     """Weights in memory, each to be taken once.
 
-    `dtype` is float32, bfloat16 or float16; bfloat16 arrays have dtype int16. A linear layer that
-    isn't among `linears` has its weight and its bias in `arrays`.
+    `dtype` is float32, bfloat16 or float16; arrays of bfloat16 have dtype int16. The weights and
+    biases of a linear layer that isn't in `linears` are in `arrays`.
     """
 
     def __init__(self, dtype: str, max_model_len: int) -> None:
@@ -56,10 +56,10 @@ class TakenWeights:
 
 
 class ReadWeights(TakenWeights):
-    """The weights of one model in memory.
+    """Weights of one model in memory.
 
-    Where `formats` are packed, a linear layer's weight and bias are one `_native.LinearKernel`;
-    else they are arrays, or one `HeldLinear` where some are integers that the backend multiplies.
+    If `formats` are packed, each linear layer is one `_native.LinearKernel`. Otherwise its weights
+    are arrays, or one `HeldLinear` if the backend multiplies some of its rows as quantized.
     """
 
     def __init__(
@@ -75,23 +75,24 @@ class ReadWeights(TakenWeights):
         self.computed = formats
         self.layout = layout
         self.memory: WeightMemory = WeightMemory(formats=(), step_bytes=0)
-        """What the weights take, once they are there."""
+        """Memory of the weights; empty until they are read."""
 
 
 class WeightReading(AbstractContextManager["WeightReading"]):
-    """Checks the model in `files`, and reads its weights when told to. A context manager, which
-    keeps the files open.
+    """Check of the model in `files`, then `read` of its weights. A context manager.
 
-    dtype: float32, bfloat16, float16 or "auto", which is the checkpoint's: of activations, and of
-        the weights that are held as floats.
-    formats: what the backend computes. The native one knows no float16: a float16 checkpoint
-        becomes float32, which holds its values exactly.
-    quantization: "int8", "int4" or "fp8": how plain weights of linear layers are rounded while they
-        are read; None: not at all.
-    max_model_len: longest context in tokens to be served; None: all the model has.
-    memory_bytes: what the weights may take at most; None: anything.
+    It keeps the files open until it exits.
 
-    Raises as `load_model` does.
+    - dtype: dtype of activations, and of weights that are held as floats: float32, bfloat16,
+      float16, or "auto" for the checkpoint's.
+    - formats: formats that the backend computes. The native one has no float16: a float16
+      checkpoint becomes float32, which is exact.
+    - quantization: format to which plain weights of linear layers are rounded while they are read:
+      "int8", "int4" or "fp8"; None: they are not rounded.
+    - max_model_len: longest context served, in tokens; None: the model's limit.
+    - memory_bytes: most bytes that the weights may take; None: no limit.
+
+    Raises the errors of `load_model`.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             self._decoding = HeldDecoding(chosen, formats)
             self._wide = Decoding("float32")
             self.expected_memory: WeightMemory = self._expected_memory()
-            """What the weights will take."""
+            """Memory that the weights will take."""
             needed = self.expected_memory.held_bytes
             if memory_bytes is not None and needed > memory_bytes:
                 fits = "" if quantization is not None else self._what_fits(memory_bytes)
@@ -133,26 +134,26 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             self._stored.close()
             raise
         self._decoded: list[tuple[Callable[[], None], int]] = []
-        """What is decoded when the reader is done, and the stored bytes that it reads first."""
+        """Decoding to do after the reader, each with the stored bytes that it is first to read."""
         self._reader = _native.WeightReader(chosen)
         self._stored_bytes: list[int] = []
-        """Stored bytes of the tensors that each entry of the reader reads for the first time."""
+        """Stored bytes that each entry of the reader is first to read."""
         self._counted: set[Tensor] = set()
 
     def __exit__(self, *error: object) -> None:
         self._stored.close()
 
     def stop(self) -> None:
-        """Let `read` end with WeightsError, soon, from any thread; before it begins as well."""
+        """Make `read` raise WeightsError soon, also if it has not begun. Callable in any thread."""
         self._reader.stop()
         self._decoding.stop()
         self._wide.stop()
 
     def read(self, progress: ReportBytes | None = None) -> ReadWeights:
-        """All weights; once. `progress` is called in this thread."""
+        """Read all weights. May be called once. `progress` is called in this thread."""
         packed = self._plan()
-        # Between two tensors the reading needs no lock of the interpreter's, for which it would
-        # wait long beside a thread that imports.
+        # The reader's thread does not take the GIL between tensors. Beside a thread that imports
+        # modules it would wait for it long.
         thread = threading.Thread(target=self._reader.run, name="aioserve-weights")
         thread.start()
         try:
@@ -171,12 +172,14 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         return self._memory(self._expected_sizes)
 
     def _what_fits(self, memory_bytes: int) -> str:
-        """How weights that are too large would fit, for the message; nothing can be read then."""
+        """Suggest a quantization by which the weights would fit, for the message of an error.
+
+        It replaces `_stored`, so that nothing can be read afterwards."""
         plain, needed = self._stored, 0
         for method in ("int8", "int4"):
             try:
                 self._stored = QuantizedWhileLoading(plain, self._weights.config, method)
-            except ConfigError:  # they are quantised already
+            except ConfigError:  # they are already quantized
                 return ""
             needed = self._expected_memory().held_bytes
             if needed <= memory_bytes:
@@ -193,7 +196,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         )
 
     def _is_held(self, described: architecture.Linear) -> bool:
-        """Whether a layer is a `HeldLinear`."""
+        """True if a layer becomes a `HeldLinear`."""
         return self._decoding.is_held([self._stored[weight] for weight in described.weights])
 
     def _expected_sizes(self, described: architecture.Linear) -> Sequence[tuple[int, int]]:
@@ -216,7 +219,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
     def _parts(
         self, described: architecture.Linear
     ) -> tuple[list[StoredLinear], list[StoredLinear]]:
-        """Weights and biases of a layer."""
+        """Stored weights and biases of a layer."""
         weights = [self._stored[tensor] for tensor in described.weights]
         return weights, [self._stored[tensor] for tensor in described.biases]
 
@@ -236,7 +239,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             done_bytes += count
             report(done_bytes)
 
-    # -- what is read, in the order of the computation
+    # -- plan of the reading, in the order of the computation
 
     def _plan(self) -> dict[architecture.Linear, int]:
         layout = self._weights.layout
@@ -254,7 +257,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         return packed
 
     def _is_plain(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether C++ reads them as they are."""
+        """True if the C++ reader can read all of `tensors`: they are stored as plain floats."""
         return all(isinstance(self._stored[tensor].format, Plain) for tensor in tensors)
 
     def _add_array(self, tensor: Tensor) -> None:
@@ -302,14 +305,14 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         self._decoded.append((decode, self._new_bytes(tuple(parts_of(described, Tensor)))))
 
     def _new_bytes(self, tensors: Sequence[Tensor]) -> int:
-        """Stored bytes of those that weren't asked for before."""
+        """Stored bytes of the tensors that have not been counted before."""
         new = [tensor for tensor in tensors if tensor not in self._counted]
         self._counted.update(new)
         return sum(self._stored[tensor].num_bytes for tensor in new)
 
 
 class _Report:
-    """Passes counts on that are larger than all before."""
+    """Reports only counts above all earlier ones."""
 
     def __init__(self, progress: ReportBytes | None, total_bytes: int) -> None:
         self._progress = progress

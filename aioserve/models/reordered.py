@@ -1,4 +1,4 @@
-"""Weights whose rows files have in another order than the model."""
+"""Weights whose rows files store in another order than the model needs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ __all__ = ["InTurns"]
 
 @dataclass(frozen=True, slots=True)
 class InTurns(Format):
-    """All rows of `parts` parts, `count` rows of each in turn, as `architecture.Tensor.turns` says;
-    read as `inner` stores them."""
+    """Rows of `parts` parts, stored as `count` rows of each in turn: see `Tensor.turns`.
+
+    `inner` reads the stored rows. `rows_of_all` counts the rows of all parts."""
 
     inner: Format
     parts: int

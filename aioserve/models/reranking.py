@@ -1,10 +1,10 @@
-"""How a model tells the relevance of a document to a query: by one number of its last hidden state.
+"""Relevance of a document to a query, scored by one number of a model's last hidden state.
 
     query, document ──► prompt ──► hidden state of its last token · weight ──► sigmoid
 
-A classifier has the weight (`score.weight`). A model that answers "yes" or "no" has it too: the
-difference of the two tokens' rows in the head, as the sigmoid of the difference of two logits is
-the probability of the one among both. No torch here.
+A classifier has this weight (`score.weight`). For a model that answers "yes" or "no", it is the
+difference of both tokens' rows in the head. The score is then the probability of "yes" among the
+two. No torch here.
 """
 
 from __future__ import annotations
@@ -35,28 +35,30 @@ QWEN3 = (
     "<Document>: {{ messages[2].content }}<|im_end|>\n<|im_start|>assistant\n"
     "<think>\n\n</think>{{ '\\n\\n' }}"
 )
-"""The prompt that Qwen3-Reranker was trained with, of an instruction, a query and a document."""
+"""Prompt that Qwen3-Reranker was trained with: an instruction, a query and a document."""
 LABELS = ("no", "yes")
 _QWEN3 = re.compile(r"Qwen3For\w+")
 
 
 class Reranker(msgspec.Struct, frozen=True):
     weight: Floats
-    """float32 `[hidden]`."""
+    """Weight of the score, float32 `[hidden]`."""
     template: ChatTemplate
-    """Makes a prompt of messages of the roles system, query and document; the first may be left out
-    where `instruction` is None."""
+    """Template of the prompt, from messages of the roles system, query and document.
+
+    The system message may be absent if `instruction` is None."""
     instruction: str | None
-    """What a request says that says none."""
+    """Default instruction of a request, or None."""
 
     def scores(self, states: Floats) -> Floats:
-        """Relevance in [0, 1], float32 `[N]`, of hidden states `[N, hidden]`. That of one doesn't
-        depend on the others, as it may in a product of matrices."""
+        """Compute relevance in [0, 1], float32 `[N]`, from hidden states `[N, hidden]`.
+
+        Each row's score is independent of the other rows, as a matrix product doesn't guarantee."""
         logits = (states.astype(np.float64) * self.weight).sum(axis=1)
         return (0.5 * (1.0 + np.tanh(0.5 * logits))).astype(np.float32)  # no overflow
 
     def messages(self, query: str, document: str, instruction: str | None) -> list[dict[str, str]]:
-        """Messages that the template makes the prompt of."""
+        """Return the messages for `template`."""
         said = self.instruction if instruction is None else instruction
         messages = [] if said is None else [{"role": "system", "content": said}]
         pair = (("query", query), ("document", document))
@@ -71,10 +73,13 @@ def read_reranker(
     template: ChatTemplate | None,
     wanted: str,
 ) -> Reranker | None:
-    """The reranker that a model is; None where it is none. `values` are those of config.json.
-    `wanted`: "qwen3" for a model with the prompt of Qwen3-Reranker, which says "yes" or "no" unless
-    it is a classifier; "auto" for what the files say; "none". Raises `UnsupportedModelError` and
-    `WeightsError`."""
+    """Read the reranker of a model; None if it isn't one.
+
+    - values: contents of config.json.
+    - wanted: "qwen3" for a model with Qwen3-Reranker's prompt, which answers "yes" or "no" unless
+      it is a classifier; "auto" to follow the files; or "none".
+
+    Raises `UnsupportedModelError` and `WeightsError`."""
     labels = values.get("classifier_from_token")
     if wanted == "none" or (wanted == "auto" and config.num_labels is None and labels is None):
         return None
@@ -109,7 +114,7 @@ def _classifier(directory: Path, config: DecoderConfig, source: str) -> Floats:
 def _of_labels(
     directory: Path, config: DecoderConfig, tokenizer: Tokenizer, labels: Sequence[Any]
 ) -> Floats:
-    """The difference of the second label's row and the first's."""
+    """Row of the second label in the head, minus the row of the first."""
     if not isinstance(labels, list | tuple):
         raise UnsupportedModelError(
             f"{directory}: classifier_from_token must be a list of two answers, for no and yes, "

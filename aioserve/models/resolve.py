@@ -1,4 +1,4 @@
-"""Finds the directory or file of a model by the name that a user gives it. No torch, no network."""
+"""Search for the directory or file of a model that a user named. No torch, no network."""
 
 from __future__ import annotations
 
@@ -25,31 +25,29 @@ __all__ = [
 ]
 
 HUB_EXAMPLE = "Qwen/Qwen3-0.6B"
-"""A model of the hub that errors name as an example: a small one of an architecture that is
-supported."""
+"""Example of a model on the hub, for errors: a small one of a supported architecture."""
 
 _BARE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _WORD = re.compile(r"[A-Za-z0-9_.:-]+")
-"""A name without owner or folder, as Ollama has them."""
+"""Pattern of a name without owner or folder, as in Ollama."""
 _LEAST_LIKENESS = 0.7
 _LEAST_FILE_LIKENESS = 0.5
 _MOST_LIKE_FILES = 3
-_MOST_ENTRIES = 10_000  # of a folder, whose names are compared
-_MOST_LOOKED_AT = 20  # of these, whether they are models
-_MOST_NAME_CHARS = 300  # that a message shows
+_MOST_ENTRIES = 10_000  # entries of a folder whose names are compared
+_MOST_LOOKED_AT = 20  # of these, the most similar ones, checked to be models
+_MOST_NAME_CHARS = 300  # characters of a name in a message
 
 
 def resolve(name: str | Path) -> Path:
-    """The directory or GGUF file of the model `name`: tried as a path, an embedded model and a
-    Hugging Face id.
+    """Find the directory or GGUF file of a model: by path, embedded model, then Hugging Face id.
 
-    Ids are looked up in huggingface_hub's local cache, where that library is installed; nothing is
-    downloaded. Raises `ModelNotFoundError` naming everything that was tried, or that it is an
-    adapter, which isn't supported.
+    Ids are looked up in huggingface_hub's local cache if that library is installed; nothing is
+    downloaded. Raises `ModelNotFoundError` that lists what was tried. It also refuses adapters,
+    which are not supported.
     """
     if name == "":
         raise ModelNotFoundError("a model must be named, got an empty string")
-    # Not the methods of `Path`, which raise where a name is too long or a folder can't be entered.
+    # `os.path` returns False where methods of `Path` raise: long names, folders without access.
     path = expanded(name)
     if is_model(path):
         return path
@@ -85,7 +83,7 @@ def resolve(name: str | Path) -> Path:
 
 
 def ways_to_name() -> str:
-    """Names that a model may have, with an example of each."""
+    """Explain the kinds of names of models, with an example of each."""
     embedded = " or ".join(assets.EMBEDDED_MODELS)
     return (
         f"a model is {embedded}, the embedded one; a path, as ./DIRECTORY with config.json or "
@@ -100,8 +98,9 @@ def _how_to_get() -> str:
 
 
 def named_file(name: str | Path) -> Path | None:
-    """The path of the GGUF file that `name` is, there or not; None where it is none. The name of a
-    file of the hub is one if the directory is here that it begins with."""
+    """Return the path of the GGUF file that `name` denotes, whether it exists or not; else None.
+
+    A name that the hub could have, too, is a path only if its directory exists."""
     path = expanded(name)
     if path.suffix.lower() != ".gguf":
         return None
@@ -110,22 +109,22 @@ def named_file(name: str | Path) -> Path | None:
 
 
 def is_model(path: Path) -> bool:
-    """Whether a model can be read from `path`, as `aioserve.models.files` does."""
+    """True if `path` is a directory or file that `aioserve.models.files` can read."""
     if os.path.isfile(path / "config.json") or is_gguf(path):
         return True
     return os.path.isdir(path) and holds_gguf(path)
 
 
 def like_embedded(name: str) -> str | None:
-    """The embedded model of which `name` may be a misspelling."""
+    """Embedded model with a name similar to `name`, or None."""
     near = difflib.get_close_matches(name.lower(), assets.EMBEDDED_MODELS, 1, _LEAST_LIKENESS)
     return near[0] if near else None
 
 
 def expanded(name: str | Path) -> Path:
-    """The path with the home directory that a leading "~" or "~user" stands for.
+    """Replace a leading "~" or "~user" of a path by the home directory.
 
-    Raises `ModelNotFoundError` where there is no such user.
+    Raises `ModelNotFoundError` if the user doesn't exist.
     """
     try:
         return Path(name).expanduser()
@@ -134,12 +133,12 @@ def expanded(name: str | Path) -> Path:
 
 
 def _models_like(path: Path) -> list[str]:
-    """Paths of models beside this one whose names are like its own."""
+    """Paths of models in the same folder with similar names."""
     wanted = path.name.lower().replace(":", "-")
     try:
         with os.scandir(path.parent) as entries:
             names = sorted(entry.name for entry in islice(entries, _MOST_ENTRIES))
-    except (OSError, ValueError):  # no directory, one that can't be read, a null byte
+    except (OSError, ValueError):  # a missing or unreadable directory, a null byte
         return []
     folded = {name.lower().removesuffix(".gguf"): name for name in names}
     like = difflib.get_close_matches(wanted, folded, _MOST_LOOKED_AT, _LEAST_FILE_LIKENESS)
@@ -148,19 +147,19 @@ def _models_like(path: Path) -> list[str]:
 
 
 def _hub_name(name: str) -> HubName | None:
-    """A repository may be in the cache that has no owner."""
+    """Parse a name of the hub. The cache may have repositories without an owner, too."""
     bare = _BARE_NAME.fullmatch(name) is not None
     return HubName(name) if bare else HubName.of(name)
 
 
 def _no_file(path: Path) -> str:
-    """Says that a GGUF file isn't there, and which are with such a name."""
+    """Message that a GGUF file is missing, with similar names in its folder."""
     said = f"there is no file {_printable(path)}"
     try:
         names = [one for one in os.listdir(path.parent) if one.lower().endswith(".gguf")]
     except FileNotFoundError:
         return f"{said}, and no directory {_printable(path.parent)}"
-    except (OSError, ValueError):  # a directory that can't be read, a name with a null byte
+    except (OSError, ValueError):  # an unreadable directory, a null byte
         return said
     wanted, folded = path.name.lower(), {one.lower(): one for one in sorted(names)}
     near = difflib.get_close_matches(wanted, folded, _MOST_LIKE_FILES, _LEAST_FILE_LIKENESS)

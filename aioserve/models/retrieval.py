@@ -1,10 +1,10 @@
-"""How a model's makers want texts embedded, as sentence-transformers' files say it.
+"""Settings for embeddings in a model's files, in the format of sentence-transformers.
 
-    modules.json ─► 1_Pooling/config.json   which hidden states make the vector
-                 ─► Normalize               whether it has length 1
+    modules.json ─► 1_Pooling/config.json   hidden states that make the vector
+                 ─► Normalize               scaling of the vector to length 1
     config_sentence_transformers.json       prompts that go before texts
 
-What is not supported is kept as a reason, for the request that would need it. No torch here.
+An unsupported setting is kept as a message for requests that need it. No torch here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_BYTES = 1 << 20
 MAX_MODULES = 32
 MAX_PROMPTS = 256
 MAX_NAMED = 8
-"""Ways of pooling that a message names."""
+"""Most ways of pooling that a message names."""
 _PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 _MODE = re.compile(r"\w{1,60}")
 _MODES: Mapping[str, Literal["last", "mean"]] = {
@@ -42,22 +42,22 @@ _POSSIBLE = "pooling_mode_lasttoken and pooling_mode_mean_tokens are possible"
 
 
 class Retrieval(msgspec.Struct, frozen=True):
-    """What is done where a request doesn't say."""
+    """Defaults of requests for embeddings."""
 
     pooling: Literal["last", "mean"] = "last"
     normalize: bool = True
     prompts: Mapping[str, str] = {}
-    """Texts that go before texts of a kind, by its name."""
+    """Prompts that go before texts, by name."""
     default_prompt: str | None = None
-    """Name of the prompt that goes before a text of which nothing is said."""
+    """Name of the prompt for requests that name none; None: no prompt."""
     is_told: bool = False
-    """Whether the model's files say it."""
+    """True if the model's files choose the pooling."""
     problem: str | None = None
-    """Why the model's own vectors can't be made: what its files ask for that isn't supported."""
+    """Unsupported setting of the files, without which the model's own vectors can't be made."""
 
 
 def read_retrieval(directory: Path) -> Retrieval:
-    """Read a model's directory. Raises `ModelError` for malformed files."""
+    """Read the settings in a model's directory. Raises `ModelError` for malformed files."""
     file = directory / MODULES_FILE
     if not os.path.lexists(file):
         return Retrieval()
@@ -92,7 +92,7 @@ def read_retrieval(directory: Path) -> Retrieval:
 
 
 def _pooling(file: Path) -> tuple[Literal["last", "mean"], str | None]:
-    """Pooling, and why it isn't possible."""
+    """Read the pooling, and the reason why it isn't supported, or None."""
     config = Fields(read_json_object(file, MAX_BYTES), str(file))
     where = f"{file.parent.name}/{file.name}"
     modes = [name for name in config.values if name.startswith("pooling_mode_")]

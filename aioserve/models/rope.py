@@ -1,7 +1,7 @@
 """Rotary position embeddings as configs describe them: kinds, bases, scalings. No tensors.
 
-Reads what transformers 4 wrote (`rope_theta`, `rope_scaling`, `partial_rotary_factor`) and what
-transformers 5 writes (`rope_parameters`, flat or per layer type).
+Reads the fields of transformers 4 (`rope_theta`, `rope_scaling`, `partial_rotary_factor`) and of
+transformers 5 (`rope_parameters`, flat or per layer type).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KNOWN_KEYS = frozenset(
     }
 )  # fmt: skip
 _PLAIN = {"extrapolation_factor": 1, "attn_factor": 1, "finetuned": True}
-"""Parameters, and the value with which they change nothing, as zero and false do."""
+"""Values of parameters that change nothing, in addition to zero and false."""
 _ZERO_COUNTS = frozenset(
     {
         "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "attention_factor",
@@ -37,11 +37,11 @@ _ZERO_COUNTS = frozenset(
         "beta_slow", "truncate",
     }
 )  # fmt: skip
-"""Parameters of which zero or false says something, or makes no sense."""
+"""Parameters for which zero or false has a meaning, or is invalid."""
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Rule by which the angles of one kind of layer follow from positions.
+    """Rule that gives the angles of one kind of layer for each position.
 
     With d the rotated dimensions, frequency i is `theta ** (-2i / d)`, then scaled by `kind`.
     """
@@ -51,36 +51,39 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     llama3 (Llama 3.1), longrope (Phi-3, arXiv 2402.13753) or yarn (arXiv 2309.00071)."""
     theta: float
     rotary_dim: int
-    """The first `rotary_dim` dimensions of each head are rotated; even, at most the head's."""
+    """Number of leading dimensions of each head that are rotated; even, at most all."""
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_positions: int = 0
     """Longest context of the pretraining (dynamic, llama3, longrope, yarn)."""
     short_factor: tuple[float, ...] = ()
-    """longrope, serving at most `original_max_positions`: one divisor per frequency."""
+    """longrope, for contexts of up to `original_max_positions`: one divisor per frequency."""
     long_factor: tuple[float, ...] = ()
-    """longrope, serving more."""
+    """longrope, for longer contexts: one divisor per frequency."""
     attention_factor: float = 1.0
-    """cos and sin are multiplied by this (longrope, yarn). A config's `attn_factor`, which vLLM and
-    llama.cpp read, is a factor on that of yarn."""
+    """Factor on cos and sin (longrope, yarn).
+
+    A config's `attn_factor`, which vLLM and llama.cpp read, multiplies that of yarn."""
     score_factor: float = 1.0
-    """yarn: what the makers of latent attention multiply scores by, beside the above."""
+    """yarn: further factor on the scores of latent attention, as in DeepSeek's code."""
     beta_fast: float = 32.0
-    """yarn: pairs that turn more often in the original context are left as they are."""
+    """yarn: turns in the original context, above which pairs keep their frequency."""
     beta_slow: float = 1.0
-    """yarn: pairs that turn less often are slowed down by all of `factor`."""
+    """yarn: turns in the original context, below which pairs are slowed down by all of `factor`."""
     truncate: bool = True
-    """yarn: the pairs between which it blends are rounded to whole ones."""
+    """yarn: True if the two ends of the ramp are rounded to whole pairs."""
     interleaved: bool = False
-    """Dimensions 2 i and 2 i + 1 are a pair; else i and i + rotary_dim / 2."""
+    """True if pairs are dimensions 2 i and 2 i + 1; False: i and i + rotary_dim / 2."""
     query_beta: float = 0.0
-    """With b > 0 queries at position p are multiplied by
-    1 + b * log(1 + floor(p / original_max_positions)) (Llama 4's scaling of attention)."""
+    """Llama 4's scaling of attention; 0: none.
+
+    With b > 0, queries at position p are multiplied by
+    1 + b * log(1 + floor(p / original_max_positions))."""
 
     @property
     def depends_on_longest_context(self) -> bool:
-        """Whether angles follow from the longest context that is served, too."""
+        """True if the angles depend on the longest context served."""
         return self.kind in ("longrope", "dynamic")
 
 
@@ -99,19 +102,24 @@ def read_rope(
     interleaved: bool = False,
     scales_queries: bool = False,
 ) -> RopeConfig:
-    """The rope of the layers of `layer_type`, or of all layers.
+    """Read the rope of the layers of `layer_type`, or of all layers.
 
-    Old configs hold the base in `theta_field`; `scaled` says whether their `rope_scaling` applies
-    to these layers. `partial`: the part of each head that the family rotates where the config
-    doesn't say, in `partial_field` as old configs spell it; None: it rotates whole heads.
-    `scales_queries`: the family honours `llama_4_scaling_beta`.
+    - theta_field: field of the base in old configs.
+    - scaled: True if an old config's `rope_scaling` applies to these layers.
+    - partial: fraction of each head that the family rotates unless the config has another; None:
+      it rotates whole heads.
+    - partial_field: field of that fraction in old configs.
+    - default_original: the original context unless the config has another; None: `max_positions`.
+    - scales_queries: True if the family honours `llama_4_scaling_beta`.
+
+    Raises `UnsupportedModelError` and `ModelError`.
     """
     rope = _known(_select(config, layer_type, scaled))
     kind = rope.text("rope_type", rope.text("type", "default"))
     if rope.has("llama_4_scaling_beta") and not (scales_queries and kind == "yarn"):
         rope.unsupported("llama_4_scaling_beta", "Ministral 3 scales queries, with a yarn rope")
     if default_original is not None and kind in ("su", "yarn"):
-        kind = "longrope"  # what early Phi-3 configs called it
+        kind = "longrope"  # by its names in early Phi-3 configs
     if rope.has("attn_factor") and kind != "yarn":
         rope.unsupported("attn_factor", "it scales ropes of the type yarn")
     if kind not in _KINDS:
@@ -144,8 +152,9 @@ def read_rope(
 
 
 def _known(rope: Fields) -> Fields:
-    """The parameters without those that ask for nothing. Raises `UnsupportedModelError` for others
-    that aren't known."""
+    """Return the parameters without those that change nothing.
+
+    Raises `UnsupportedModelError` for unknown ones."""
     left = {}
     for name, value in rope.values.items():
         if value == _PLAIN.get(name) or (asks_nothing(value) and name not in _ZERO_COUNTS):
@@ -159,9 +168,10 @@ def _known(rope: Fields) -> Fields:
 
 
 def positions_served(config: Fields, max_positions: int) -> int:
-    """The longest context of a model: `max_positions`, as its config says, or the product of factor
-    and original length where it has a yarn rope that reaches further, as configs that were extended
-    by hand have. A dynamic rope takes `max_positions` for the original length."""
+    """Return the longest context of a model, in tokens: the config's `max_positions` or more.
+
+    A yarn rope may reach further, by the product of its factor and original length. Configs that
+    were extended by hand have one. A dynamic rope reaches `max_positions` times its factor."""
     for name in ("rope_scaling", "rope_parameters"):
         if not config.has(name):
             continue
@@ -191,7 +201,7 @@ def _yarn(rope: Fields, found: RopeConfig, original: int) -> RopeConfig:
     scale = _yarn_scale(factor, 1.0)
     mscale = rope.number("mscale", 0.0, least=0.0)
     all_dims = rope.number("mscale_all_dim", 0.0, least=0.0)
-    if mscale and all_dims:  # 0 says nothing
+    if mscale and all_dims:  # 0 counts as absent
         scale = _yarn_scale(factor, mscale) / _yarn_scale(factor, all_dims)
     fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
     if fast < slow:
@@ -233,8 +243,7 @@ def _longrope(rope: Fields, found: RopeConfig, original: int, max_positions: int
 
 
 def longrope_scale(factor: float, original: int) -> float:
-    """What cos and sin are multiplied by in a context `factor` times the `original` one, where no
-    config says otherwise."""
+    """Default factor on cos and sin for a context `factor` times as long as the `original` one."""
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Tables of cosines and sines for rotary position embeddings, grown as contexts get longer."""
+"""Tables of cosines and sines for rotary position embeddings, which grow with the contexts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ _FIRST_POSITIONS = 4096
 
 
 class RotaryTable:
-    """A `rotation` for positions up to a limit, on the device `device`.
-
-    It holds at least as many rows as the last `cover` asked for.
-    """
+    """Table `rotation` of the first positions, on `device`. `cover` extends it, up to a limit."""
 
     __slots__ = ("_config", "_device", "_frequencies", "_limit", "rotation")
 
@@ -33,7 +30,7 @@ class RotaryTable:
         self.rotation: Rotation = self._compute(min(_FIRST_POSITIONS, max_positions))
 
     def cover(self, num_positions: int) -> None:
-        """Grow to at least `num_positions` rows. Raises ValueError past the limit."""
+        """Extend the table to at least `num_positions` rows. Raises ValueError past the limit."""
         have = self.rotation.cos.shape[0]
         if num_positions <= have:
             return
@@ -53,12 +50,12 @@ class RotaryTable:
 
 
 def inverse_frequencies(config: RopeConfig, max_positions: int) -> torch.Tensor:
-    """float32 `[rotary_dim / 2]`: the angle that each pair of dimensions turns per position.
+    """Angle by which each pair of dimensions turns per position: float32 `[rotary_dim / 2]`.
 
-    longrope has two sets, for contexts within and beyond the pretraining's, and dynamic a base for
-    each length beyond it. transformers switches when a context crosses that length, which makes the
-    keys cached until then wrong. Here the longest context to be served decides once, so a token's
-    key never depends on what follows it.
+    The kind longrope has one set of factors for contexts up to the pretraining length and one for
+    longer ones. The kind dynamic has a base for each longer length. In transformers, a context
+    switches when it crosses that length, which makes the keys cached before wrong. Here, the
+    longest context served decides once, so that a token's key never depends on later tokens.
     """
     if config.kind == "dynamic":
         config = _stretched(config, max_positions)
@@ -79,7 +76,7 @@ def inverse_frequencies(config: RopeConfig, max_positions: int) -> torch.Tensor:
 
 
 def _stretched(config: RopeConfig, max_positions: int) -> RopeConfig:
-    """The base that slows the slowest pair down as `linear` would, and the fastest not at all."""
+    """Raise theta so that the slowest pair slows down as by `linear`, the fastest not at all."""
     length = max(max_positions / config.original_max_positions, 1.0)
     stretch = config.factor * length - (config.factor - 1)
     exponent = config.rotary_dim / (config.rotary_dim - 2)
@@ -89,8 +86,9 @@ def _stretched(config: RopeConfig, max_positions: int) -> RopeConfig:
 def _llama3(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:
     """Slow down the pairs that turn less than about once in the original context (Llama 3.1).
 
-    turns = how often a pair goes round in the original context. Up to `low_freq_factor`: divided
-    by `factor`; from `high_freq_factor`: unchanged; between: a linear blend.
+    `turns` counts the full turns of a pair in the original context. Frequencies of pairs with up to
+    `low_freq_factor` turns are divided by `factor`. Pairs with at least `high_freq_factor` turns
+    keep theirs, and pairs in between get a linear blend.
     """
     turns = config.original_max_positions * frequencies / (2 * math.pi)
     low, high = config.low_freq_factor, config.high_freq_factor
@@ -99,10 +97,10 @@ def _llama3(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:
 
 
 def _yarn(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:
-    """Slow down the pairs that turn seldom in the original context, by a ramp over the pairs (Peng
-    et al. 2023, "YaRN", section 3.2).
+    """Slow down the pairs that turn seldom in the original context, by a ramp over the pairs.
 
-    Pair i turns `turns` times at i = d / 2 * log(original / (2 pi turns)) / log(theta).
+    Peng et al. 2023, "YaRN", section 3.2. Pair i turns `turns` times at
+    i = d / 2 * log(original / (2 pi turns)) / log(theta).
     """
 
     def pair_of(turns: float) -> float:
@@ -113,6 +111,6 @@ def _yarn(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:
     if config.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, config.rotary_dim - 1)
-    width = last - first or 0.001  # one pair is a step
+    width = last - first or 0.001  # a ramp of width 0 becomes a step
     slowed = ((torch.arange(len(frequencies), dtype=torch.float32) - first) / width).clamp(0, 1)
     return slowed * frequencies / config.factor + (1 - slowed) * frequencies

@@ -1,8 +1,8 @@
-"""One safetensors file: opens it, and says where in it each tensor lies.
+"""Safetensors file: opens it, and finds the place of each tensor in it.
 
-The format: eight bytes with the size of the header, the header in JSON, then the tensors one after
-the other without gaps (https://huggingface.co/docs/safetensors). Files are opened, not mapped: one
-that is cut off while it is read is an error then, where a map of it would kill the process.
+A file has eight bytes with the size of the header, the header in JSON, then the tensors without
+gaps (https://huggingface.co/docs/safetensors). Files are read, not mapped: a file truncated while
+it is read raises an error, where a mapping would kill the process.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from aioserve.models.stored import StoredTensor
 __all__ = ["MAX_HEADER_BYTES", "SafetensorsFile"]
 
 MAX_HEADER_BYTES = 1 << 20
-"""Largest header, of ten thousand tensors. It is split in one go, which takes milliseconds."""
+"""Largest header, in bytes: that of ten thousand tensors, which is parsed in milliseconds."""
 _MOST_AXES = 16
 _ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-"""Bytes of a number. Tensors of other dtypes can't be loaded, but may lie in the same file."""
+"""Bytes of a number of each dtype. A file may hold other dtypes, but those can't be loaded."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -42,10 +42,10 @@ _ENTRY = msgspec.json.Decoder(_Entry)
 
 
 class SafetensorsFile:
-    """Open until `close`. `tensors` are its tensors by name.
+    """Safetensors file, open until `close`. `tensors` has its tensors by name.
 
-    Raises `WeightsError` naming the file: one that can't be opened, isn't complete or is no such
-    file, or whose header has more than `MAX_HEADER_BYTES`.
+    Raises `WeightsError` naming the file if it can't be opened, is incomplete or of another format,
+    or has a header of more than `MAX_HEADER_BYTES`.
     """
 
     def __init__(self, path: Path) -> None:

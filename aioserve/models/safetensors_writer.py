@@ -1,8 +1,8 @@
-"""Writes safetensors files of tensors whose shapes are known beforehand: in shards, any rows of any
-of them at any time, so that no more than these rows are in memory. No torch here.
+"""Writer of safetensors files, in shards, for tensors whose shapes are known beforehand.
 
-The format is that of `safetensors_file`. Tensors whose numbers take more bytes come first, so all
-are aligned.
+Any bytes of any tensor can be written at any time, so that few rows need to be in memory. The
+format is that of `safetensors_file`. Tensors of wider numbers come first, which aligns them all. No
+torch here.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from aioserve.models.checkpoint import INDEX_FILE, SINGLE_FILE
 __all__ = ["SHARD_BYTES", "SafetensorsWriter", "TensorSpec"]
 
 SHARD_BYTES = 5_000_000_000
-"""Largest shard, unless one tensor is larger."""
+"""Most bytes of tensors in a shard, unless a single tensor has more."""
 SHARD_TENSORS = 4000
-"""Most tensors of a shard: its header stays within what `safetensors_file` reads."""
+"""Most tensors of a shard, so that `safetensors_file` can read its header."""
 
 _ITEM_BYTES = {"I64": 8, "F64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
-"""Bytes of a number; of other dtypes one, or they count for less where they are aligned."""
+"""Bytes of a number of each dtype. Other dtypes have one byte, or are sorted as if they had."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor that is to be written."""
+    """Tensor to write."""
 
     name: str
     dtype: str
-    """As safetensors files spell it."""
+    """Dtype as safetensors files spell it."""
     shape: tuple[int, ...]
     num_bytes: int
 
@@ -53,12 +53,12 @@ class _Shard:
     file_name: str
     header: bytes
     offsets: dict[str, int]
-    """Where each tensor begins in the file."""
+    """Offset of each tensor in the file."""
     num_bytes: int
 
 
 class SafetensorsWriter:
-    """The weight files of one model directory, before and while they are written."""
+    """Weight files of one model directory, before and while they are written."""
 
     def __init__(self, tensors: Iterable[TensorSpec], shard_bytes: int = SHARD_BYTES) -> None:
         groups = _grouped(tensors, shard_bytes)
@@ -82,8 +82,9 @@ class SafetensorsWriter:
 
     @contextmanager
     def open(self, directory: Path) -> Iterator[None]:
-        """Create the files, and an index where there are several. Within the block `write` fills
-        them: what it doesn't write is zero. Raises `WeightsError`."""
+        """Create the files, and an index if there are several. `write` fills them in the block.
+
+        Bytes that are never written are zero. Raises `WeightsError`."""
         with ExitStack() as stack:
             for shard in self._shards:
                 path = directory / shard.file_name
@@ -102,7 +103,7 @@ class SafetensorsWriter:
         self._places.clear()
 
     def write(self, name: str, array: npt.NDArray[Any], at: int = 0) -> None:
-        """Write the array's bytes from the tensor's byte `at` on. Raises `WeightsError`."""
+        """Write the array's bytes at byte `at` of the tensor. Raises `WeightsError`."""
         file, offset, path = self._places[name]
         if at < 0 or at + array.nbytes > self._tensors[name].num_bytes:
             raise ValueError(

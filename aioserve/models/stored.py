@@ -1,8 +1,8 @@
-"""Descriptions of stored weights: which tensors of which files a weight is, and in which format.
+"""Descriptions of stored weights: the tensors in files that make up a weight, and their format.
 
-Nothing is read before it is asked for, and then a range of rows at a time. A description can be
-sliced by rows. No torch here. Files are read, not mapped: one that ends early is an error, where a
-map of it would kill the process.
+A description can be sliced by rows, and reads a range of rows only on request. Files are read, not
+mapped: a file that ends early raises an error, where a mapping would kill the process. No torch
+here.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ Rows = GroupedIntegers | CodedFloats | Floats
 """Rows of a weight, [rows, in]."""
 
 BLOCK_VALUES = 1 << 17
-"""About so many numbers of a weight are decoded at once: their floats stay in the caches."""
+"""Number of a weight's values that are decoded at once, so that their floats fit into caches."""
 
 LEAST_UNUSABLE = np.float32(2.0**56)
-"""No scale and no number of a weight may be this large: norms square what it is multiplied with,
-in float32."""
+"""Limit that every scale and every number of a weight stays below, in magnitude.
+
+Norms square the products in float32."""
 
 _NUMPY_DTYPES: dict[str, type] = {
     "F64": np.float64,
@@ -65,16 +66,16 @@ _NUMPY_DTYPES: dict[str, type] = {
     "I32": np.int32,
     "I64": np.int64,
 }
-"""Array dtype for the numbers of each dtype of safetensors: numpy has not all of them."""
+"""Array dtype for each dtype of safetensors. Unsigned integers hold the bits if numpy lacks it."""
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """A tensor in an open file, row after row."""
+    """Tensor in an open file, stored row by row."""
 
     path: Path
     name: str
     file: int
-    """Descriptor."""
+    """File descriptor."""
     offset: int
     """Offset of its first byte in the file."""
     num_bytes: int
@@ -87,7 +88,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
         return f"{self.path}: {self.name}"
 
     def along_first_axis(self) -> Iterator[StoredTensor]:
-        """The tensors that it holds one after the other."""
+        """Yield the tensors stacked along its first axis."""
         count = self.shape[0]
         size = self.num_bytes // count
         for i in range(count):
@@ -100,8 +101,10 @@ class StoredTensor(msgspec.Struct, frozen=True):
             )
 
     def read(self, first: int = 0, end: int | None = None) -> npt.NDArray[Any]:
-        """Rows `first` to `end` of the first axis as they are stored: of dtypes that numpy lacks,
-        the bits. A tensor without axes has one row and gives shape [1]."""
+        """Read rows `first` to `end` along the first axis, in the stored dtype.
+
+        For dtypes that numpy lacks, the array holds the bits. A tensor without axes has one row and
+        gives shape [1]."""
         shape = self.shape or (1,)
         end = shape[0] if end is None else end
         array = np.empty((end - first, *shape[1:]), self._numpy_dtype)
@@ -109,7 +112,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
         return array
 
     def read_columns(self, first: int, end: int) -> npt.NDArray[Any]:
-        """Columns `first` to `end` of all rows of a tensor with two axes."""
+        """Read columns `first` to `end` of all rows of a tensor with two axes."""
         rows, columns = self.shape
         array = np.empty((rows, end - first), self._numpy_dtype)
         for row in range(rows):
@@ -117,17 +120,17 @@ class StoredTensor(msgspec.Struct, frozen=True):
         return array
 
     def read_bytes(self, at: int, count: int) -> npt.NDArray[np.uint8]:
-        """`count` bytes from the tensor's byte `at` on."""
+        """Read `count` bytes, starting at byte `at` of the tensor."""
         array = np.empty(count, np.uint8)
         self._read_into(array, at)
         return array
 
     def read_floats(self, first: int = 0, end: int | None = None) -> Floats:
-        """As `read`, the numbers in float32. Raises `WeightsError` for a tensor of integers."""
+        """`read`, converted to float32. Raises `WeightsError` for a tensor of integers."""
         return as_float32(self.read(first, end), self)
 
     def read_float_columns(self, first: int, end: int) -> Floats:
-        """As `read_columns`, the numbers in float32. Raises `WeightsError` for integers."""
+        """`read_columns`, converted to float32. Raises `WeightsError` for a tensor of integers."""
         return as_float32(self.read_columns(first, end), self)
 
     @property
@@ -150,7 +153,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 
 def as_float32(array: npt.NDArray[Any], stored: StoredTensor) -> Floats:
-    """What was read of `stored`, in float32."""
+    """Convert an array that was read from `stored` to float32."""
     if stored.dtype == "BF16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     if stored.dtype not in ("F64", "F32", "F16"):
@@ -163,82 +166,91 @@ PLAIN = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 SCALES_OF_DTYPE: Mapping[str, Scales] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""What scales are by the dtypes of safetensors."""
+"""Kinds of scales by the dtypes of safetensors."""
 
 
 class IntegerForm(msgspec.Struct, frozen=True):
-    """Shape of the `GroupedIntegers` that a format's rows are."""
+    """Sizes and kinds of the `GroupedIntegers` that a format decodes to."""
 
     bits: int
     group_size: int
     has_minimums: bool
-    """Whether groups have zeros or minimums."""
+    """True if groups have zeros or minimums."""
     scales: Scales = "float32"
     has_zero_points: bool = False
-    """Whether they have zeros and no minimums, so that only scales are such numbers."""
+    """True if groups have zeros, which are integers, instead of minimums of the kind `scales`."""
     table: tuple[int, ...] | None = None
-    """The 16 numbers that values are among."""
+    """The 16 numbers that values are among; None: any numbers of `bits` bits."""
     permuted: bool = False
-    """Whether columns have another order than the inputs."""
+    """True if columns are in another order than the inputs."""
     integer_activations: bool = False
-    """Whether the checkpoint means rows that are multiplied to become int8, too. CPUs multiply
-    integers alone; GPUs keep the rows floats otherwise."""
+    """True if the checkpoint expects multiplied rows to become int8.
+
+    CPUs round rows in any case, since they multiply only integers. GPUs keep rows as floats unless
+    this is set."""
 
 
 class CodeForm(msgspec.Struct, frozen=True):
-    """Shape of the `CodedFloats` that a format's rows are."""
+    """Sizes and kinds of the `CodedFloats` that a format decodes to."""
 
     group_size: int
     table: tuple[float, ...] | None = None
-    """The 16 numbers that codes stand for, which float32 holds; None: codes are E4M3."""
+    """The 16 numbers that codes stand for, exact in float32; None: codes are E4M3."""
     scales: Scales = "float32"
-    """What scales are."""
+    """Kind of the scales."""
     alike: int = 1
-    """Number of neighbouring outputs that share scales, counted from the weight's first."""
+    """Number of neighbouring outputs that share scales, counted from the weight's first output."""
     float_activations: bool = False
-    """Whether the checkpoint means rows that are multiplied to become E4M3, too."""
+    """True if the checkpoint expects multiplied rows to become E4M3."""
 
 
 class Format(ABC):
-    """How the parts of a weight become its numbers. A frozen value."""
+    """Rule that turns the parts of a weight into its numbers. A frozen value."""
 
     least_rows: ClassVar[int] = 1
-    """Fewest rows that are decoded at once: more than one where a part has a row's numbers far
-    apart, each to be read for itself."""
+    """Fewest rows that are decoded at once.
+
+    Above 1 if a part spreads a row's numbers out, so that each of them takes a read of its own."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Name in messages, descriptions and cache keys: it tells all that the meaning of the bits
-        depends on."""
+        """Name in messages, descriptions and cache keys.
+
+        It contains every setting that the meaning of the bits depends on."""
 
     @property
     def title(self) -> str:
-        """Name for people: without what belongs to a single tensor."""
+        """Name for people, without details of a single tensor."""
         return self.name
 
     @abstractmethod
     def integers(self, stored: StoredLinear) -> IntegerForm | None:
-        """The `GroupedIntegers` that `rows` gives; None: it gives others. Reads nothing."""
+        """Form of the `GroupedIntegers` that `rows` returns; None: it returns another type.
+
+        Does not read the file."""
 
     def codes(self, stored: StoredLinear) -> CodeForm | None:
-        """The `CodedFloats` that `rows` gives; None: it gives others. Reads nothing."""
+        """Form of the `CodedFloats` that `rows` returns; None: it returns another type.
+
+        Does not read the file."""
         return None
 
     @abstractmethod
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
-        """Rows `first` to `end` of the weight, counted from the first row of its parts. Called by
-        any thread. Raises `WeightsError`."""
+        """Decode rows `first` to `end` of the weight, counted from the first row of its parts.
+
+        May be called by any thread. Raises `WeightsError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain(Format):
-    """Floats, one after the other: the part "weight"."""
+    """Unquantized floats in one part, "weight"."""
 
     dtype: str
     """float32, bfloat16 or float16."""
     transposed: bool = False
-    """Whether the weight is stored as [in, out]."""
+    """True if the weight is stored as [in, out]."""
 
     @property
     def name(self) -> str:
@@ -259,8 +271,10 @@ class Plain(Format):
 class StoredLinear:
     """One weight [out_features, in_features] in files, or a range of its rows.
 
-    `parts` are the tensors that it is made of, whole, by names that the format knows; `group_size`
-    is how many inputs share a scale, 0 where none do. A vector is a weight with one input.
+    - parts: the whole tensors that make it up, by names that the format knows.
+    - group_size: number of inputs that share a scale, or 0 without scales.
+
+    A vector is a weight with one input.
     """
 
     format: Format
@@ -269,7 +283,7 @@ class StoredLinear:
     in_features: int
     group_size: int = 0
     first_row: int = 0
-    """First of the rows of `parts` that this is."""
+    """Index of its first row in `parts`."""
 
     @property
     def name(self) -> str:
@@ -277,39 +291,41 @@ class StoredLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all its parts in the files."""
+        """Bytes of its whole parts in the files."""
         return sum(part.num_bytes for part in self.parts.values())
 
     @property
     def integers(self) -> IntegerForm | None:
-        """The form of the integers that the rows are; None: they are no integers."""
+        """Form of the integers that `rows` returns; None: it returns another type."""
         return self.format.integers(self)
 
     @property
     def codes(self) -> CodeForm | None:
-        """The form of the coded floats that the rows are; None: they are no such floats."""
+        """Form of the coded floats that `rows` returns; None: it returns another type."""
         return self.format.codes(self)
 
     def sliced(self, first: int, end: int) -> StoredLinear:
-        """Description of rows `first` to `end`. Raises ValueError for a range that isn't there."""
+        """Describe rows `first` to `end`. Raises ValueError for a range past its rows."""
         if not 0 <= first < end <= self.out_features:
             raise ValueError(f"rows must lie in [0, {self.out_features}], got {first} to {end}")
         return replace(self, out_features=end - first, first_row=self.first_row + first)
 
     def rows(self, first: int = 0, end: int | None = None) -> Rows:
-        """Rows `first` to `end`, read and decoded. Raises `WeightsError` naming file and tensor:
-        what can't be read, and numbers that aren't plain and that no model can compute with."""
+        """Read and decode rows `first` to `end`.
+
+        Raises `WeightsError` naming file and tensor if they can't be read. So do unusable scales
+        and numbers, at or above `LEAST_UNUSABLE` or not finite, unless the format is plain."""
         end = self.out_features if end is None else end
         if not 0 <= first < end <= self.out_features:
             raise ValueError(f"rows must lie in [0, {self.out_features}], got {first} to {end}")
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked
+        with np.errstate(over="ignore", invalid="ignore"):  # `_check` finds the results
             rows = self.format.rows(self, self.first_row + first, self.first_row + end)
         if not isinstance(self.format, Plain):
             self._check(rows, self.first_row + first)
         return rows
 
     def _check(self, rows: Rows, first: int) -> None:
-        """Damaged scales would show in logits alone, which name no tensor."""
+        """Raise `WeightsError` for unusable numbers: in logits, they would not name the tensor."""
         found: list[tuple[str, Floats]] = [("number", rows)] if isinstance(rows, np.ndarray) else []
         if isinstance(rows, CodedFloats) and not rows.is_below(LEAST_UNUSABLE):
             with np.errstate(over="ignore", invalid="ignore"):
@@ -328,27 +344,27 @@ class StoredLinear:
             )
 
     def floats(self, first: int = 0, end: int | None = None) -> Floats:
-        """As `rows`, in float32."""
+        """`rows`, dequantized to float32."""
         rows = self.rows(first, end)
         return rows if isinstance(rows, np.ndarray) else rows.dequantized()
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """Ranges of rows that are of a size to be decoded at once, in ascending order."""
+        """Yield ranges of rows to decode at once, in ascending order."""
         step = max(self.format.least_rows, BLOCK_VALUES // self.in_features)
         for first in range(0, self.out_features, step):
             yield first, min(first + step, self.out_features)
 
 
 def source_of(stored: StoredLinear, rows: int) -> _native.WeightSource:
-    """What C++ reads a plain weight from, while its file is open: so many rows, as it is stored."""
+    """Describe `rows` rows of a plain weight to the C++ reader, which needs its file open."""
     weight = stored.parts["weight"]
     return _native.WeightSource(weight.file, weight.offset, rows, PLAIN[weight.dtype], weight.label)
 
 
 def same_bits(one: StoredLinear, other: StoredLinear) -> bool:
-    """Whether two weights of one shape are stored in one format, with the same bits. Reads both.
+    """True if two weights of equal shape have the same format and the same bits. Reads both.
 
-    Raises `WeightsError` where they can't be read.
+    Raises `WeightsError` if they can't be read.
     """
     if one.format != other.format:
         return False
@@ -362,33 +378,33 @@ def _same_bytes(*pair: StoredTensor) -> bool:
     one, other = pair
     if one.num_bytes != other.num_bytes:
         return False
-    # Of what type the numbers are makes no difference here.
+    # Any dtype will do, since only bytes are compared.
     a, b = (_native.WeightSource(p.file, p.offset, 1, "float32", p.label) for p in pair)
     return _native.same_bytes(a, b, one.num_bytes)
 
 
 class StoredWeights(ABC):
-    """The weights of one model in open files: what `ModelFiles.weights` gives. A context manager.
+    """Weights of one model in open files, from `ModelFiles.weights`. A context manager.
 
-    Everything that can be checked without reading tensors is checked when it is made: tensors that
-    are missing, of the wrong shape, in a format that nothing takes, or left over.
+    Its creation makes all checks that need no tensor's contents. It finds tensors that are missing,
+    left over, of the wrong shape or of an unknown format.
     """
 
     total_bytes: int
     """Bytes in the files of all tensors that the model uses."""
     dtype: str
-    """What to compute in, as the files say: float32, bfloat16 or float16."""
+    """Dtype to compute in, by the files: float32, bfloat16 or float16."""
 
     @abstractmethod
     def __contains__(self, tensor: Tensor) -> bool: ...
 
     @abstractmethod
     def __getitem__(self, tensor: Tensor) -> StoredLinear:
-        """Description of a tensor that is there: its first axis are rows."""
+        """Describe a tensor in the files. Its first axis becomes the rows."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the files. Descriptions can't be read from afterwards."""
+        """Close the files. Their descriptions can no longer be read."""
 
     def __enter__(self) -> Self:
         return self

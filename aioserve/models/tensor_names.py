@@ -1,4 +1,4 @@
-"""Which tensors a model needs: names those that files lack, and those that they have besides."""
+"""Names of the tensors that a model needs, checks that files have them, and names for messages."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _MOST_NAME_CHARS = 200
 
 
 def expected_tensors(architecture: Architecture) -> dict[str, Tensor]:
-    """Every tensor that a model may have, by its name."""
+    """Return every tensor that a model may have, by name."""
     return {tensor.name: tensor for tensor in (*architecture.required, architecture.head)}
 
 
 def check_there(path: Path, architecture: Architecture, there: Collection[str]) -> None:
-    """Raise `WeightsError` unless `there` are all tensors of a model: a tied head may be absent."""
+    """Raise `WeightsError` if a tensor of the model isn't in `there`. A tied head may be absent."""
     optional = {architecture.head.name} if architecture.tie_word_embeddings else set()
     if absent := expected_tensors(architecture).keys() - there - optional:
         raise WeightsError(f"{path}: the weights lack {some_names(absent)}")
 
 
 def some_names(names: Iterable[str]) -> str:
-    """The first of the names, and how many more there are, for messages."""
+    """List the first names and the number of the others, for messages."""
     names = set(names)
     more = len(names) - _NAMED
     named = ", ".join(map(short_name, heapq.nsmallest(_NAMED, names)))
@@ -36,5 +36,5 @@ def some_names(names: Iterable[str]) -> str:
 
 
 def short_name(name: str) -> str:
-    """A name from a file, for messages."""
+    """Return a name from a file, cut to a length fit for messages."""
     return name if len(name) <= _MOST_NAME_CHARS else f"{name[:_MOST_NAME_CHARS]}..."

@@ -1,8 +1,7 @@
-"""Which weights of a model are held in memory, and how many bytes each format takes there.
+"""Layout of a model's weights in memory, and the bytes that each format takes there.
 
-`WeightReading` reads by a `WeightLayout`. What is loaded takes what its kernels say; before that, a
-kernel of one row says what a whole one will take, so that only kernels know how they keep weights.
-No torch here.
+`WeightReading` follows a `WeightLayout`. Loaded kernels tell their own bytes. Before that, a kernel
+of one row is made to predict them, so that only kernels know how they keep weights. No torch here.
 """
 
 from __future__ import annotations
@@ -29,33 +28,35 @@ __all__ = [
 ]
 
 KernelBytes = Callable[[architecture.Linear], Sequence[tuple[int, int]]]
-"""Outputs and bytes of each kernel that a linear layer is made of, in the order of their rows."""
+"""Function from a linear layer to (outputs, bytes) of each of its kernels, in row order."""
 
 TWO_COPIES_BYTES = 64 << 20
-"""An embedding that is the output layer too is kept once, packed, if it is larger than this. Rows
-of packed weights are slower to read, which shows in small models."""
+"""Largest embedding kept twice, as a table and packed, if it is also the output layer.
+
+A larger one is kept packed only. Reading rows of packed weights is slower, which shows in small
+models."""
 
 
 class WeightLayout(msgspec.Struct, frozen=True):
-    """What the weights of a model are held as."""
+    """Division of a model's weights into arrays and linear layers."""
 
     embedding: Tensor
     head: architecture.Linear
-    """The output layer."""
+    """Output layer."""
     has_table: bool
-    """Whether the embedding is an array: else its rows are those of the head."""
+    """True if the embedding is an array; False: its rows are read from the head."""
     arrays: tuple[Tensor, ...]
     """Tensors that are arrays on every backend."""
     linears: tuple[architecture.Linear, ...]
     """Linear layers, the head first."""
     experts: frozenset[Tensor]
-    """Tensors of experts, those left out that all tokens share."""
+    """Tensors of experts, without those of shared MLPs."""
 
     @classmethod
     def of(cls, config: DecoderConfig, stored: StoredWeights, dtype: str) -> WeightLayout:
-        """Layout of weights that are held in `dtype`, where they are held as floats.
+        """Return the layout of weights whose floats are held in `dtype`.
 
-        Reads a head that is stored beside an embedding which it should be, to compare them.
+        If a tied head is stored as well, this reads it and the embedding to compare them.
         """
         head, has_table = architecture.Linear((config.head,)), True
         if config.head not in stored or _head_is_stored_twice(config, stored):
@@ -73,44 +74,45 @@ class WeightLayout(msgspec.Struct, frozen=True):
 
 
 def _head_is_stored_twice(config: DecoderConfig, stored: StoredWeights) -> bool:
-    """Whether the tied head is stored once more. If it differs from the embedding, the file is
-    right and config.json isn't; transformers decides alike."""
+    """True if a tied head is stored too, with the same bits as the embedding.
+
+    If they differ, the stored head is used in spite of config.json, as in transformers."""
     return config.tie_word_embeddings and same_bits(stored[config.head], stored[config.embedding])
 
 
 class FormatMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights of one format, that the files have or that weights were rounded to."""
+    """Weights of one format, either stored in it or rounded to it while they were read."""
 
     format: str
     tensors: int
     parameters: int
-    """Numbers that the tensors stand for."""
+    """Number of elements of the tensors, by their decoded shapes."""
     file_bytes: int
     held_bytes: int
-    """Bytes in memory, where an embedding may be held twice."""
+    """Bytes in memory. An embedding may be held twice."""
 
 
 class WeightMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of a model's weights."""
 
     formats: tuple[FormatMemory, ...]
-    """Most bytes in memory first."""
+    """Formats, ordered from most to fewest bytes in memory."""
     step_bytes: int
-    """Bytes that steps read: all but the embedding's table, of which they look up rows."""
+    """Bytes that a step reads: all except the embedding's table, which is only looked up."""
     expert_bytes: int = 0
-    """Bytes of these that are of experts, of which a step may need a part alone."""
+    """Bytes of `step_bytes` that belong to experts. A step may need only some of them."""
 
     @property
     def held_bytes(self) -> int:
         return sum(one.held_bytes for one in self.formats)
 
     def by_format(self) -> dict[str, int]:
-        """Bytes in memory by the names of formats."""
+        """Bytes in memory by name of the format."""
         return {one.format: one.held_bytes for one in self.formats}
 
 
 class _Counted:
-    """A format's sums so far."""
+    """Running sums of a format."""
 
     def __init__(self) -> None:
         self.tensors = self.parameters = self.file_bytes = self.held_bytes = 0
@@ -119,8 +121,10 @@ class _Counted:
 def weight_memory(
     layout: WeightLayout, stored: StoredWeights, dtype: str, kernels: KernelBytes | None
 ) -> WeightMemory:
-    """Memory of the weights where floats are held in `dtype`, and linear layers as `kernels`; None:
-    as arrays too. A bias in a kernel counts to the format of its weight."""
+    """Sum up the memory of weights whose floats are held in `dtype`.
+
+    Linear layers are held as `kernels`, or as arrays if that is None. A bias in a kernel counts
+    towards the format of its weight."""
     counted: dict[str, _Counted] = {}
     seen: set[Tensor] = set()
     step_bytes = expert_bytes = 0
@@ -170,15 +174,16 @@ def weight_memory(
 
 
 def bytes_of_kernel(kernel: _native.LinearKernel) -> Sequence[tuple[int, int]]:
-    """Outputs and bytes of each kernel that this one is made of."""
+    """Return (outputs, bytes) of each kernel that `kernel` joins, or of `kernel` itself."""
     if isinstance(kernel, _native.JoinedKernel):
         return kernel.sizes
     return ((kernel.out_features, kernel.num_bytes),)
 
 
 class ExpectedKernels:
-    """What the kernels of linear layers will take, found by making one of a single row of each
-    format and width."""
+    """Expected bytes of linear layers' kernels.
+
+    It makes a one-row kernel of each format and width to find them."""
 
     def __init__(self, stored: StoredWeights, decoding: Decoding) -> None:
         self._stored = stored
@@ -186,7 +191,7 @@ class ExpectedKernels:
         self._row_bytes: dict[tuple[str, int, bool], int] = {}
 
     def __call__(self, described: architecture.Linear) -> Sequence[tuple[int, int]]:
-        """As `bytes_of_kernel` of the layer. Reads single rows."""
+        """Predict `bytes_of_kernel` of the layer. Reads single rows."""
         weights, biases = (
             [self._stored[tensor] for tensor in tensors]
             for tensors in (described.weights, described.biases)
@@ -209,7 +214,9 @@ class ExpectedKernels:
 def _shared(
     described: architecture.Linear, kernels: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[Tensor, int]]:
-    """What each tensor of a layer has of its kernels: as much as it has of their rows."""
+    """Yield each tensor of a layer with its share of the kernels' bytes, in proportion to rows.
+
+    Biases get 0 bytes."""
     left = iter(kernels)
     outputs = num_bytes = top = given = 0
     for tensor in described.weights:
