@@ -53,7 +53,7 @@ class ComputedFormats(msgspec.Struct, frozen=True, kw_only=True):
     packed: bool
     """True if every linear layer is held as `_native` packs it.
 
-    Otherwise layers of floats are plain arrays, and quantized layers are `HeldLinear`."""
+    Otherwise layers of floats are plain arrays, and quantised layers are `HeldLinear`."""
     integer_bits: tuple[int, ...] = ()
     """Bits of the integers, with scales in groups, that it multiplies; in ascending order."""
     coded_floats: bool = False
@@ -177,7 +177,7 @@ class FloatRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldLinear:
-    """Linear layer in the host's memory, with quantized rows.
+    """Linear layer in the host's memory, with quantised rows.
 
     Its outputs are the rows of `runs`, one run after the other."""
 

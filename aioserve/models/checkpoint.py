@@ -42,7 +42,7 @@ MAX_INDEX_BYTES = 16 << 20
 class Checkpoint(StoredWeights):
     """Weight files of one directory, open until `close`.
 
-    `scheme` describes the storage of quantized weights; None: all are plain."""
+    `scheme` describes the storage of quantised weights; None: all are plain."""
 
     def __init__(
         self, directory: Path, architecture: Architecture, scheme: Scheme | None = None

@@ -104,7 +104,7 @@ class DecoderConfig(Architecture):
     `ModelFiles.ends` adds more."""
     generation: GenerationDefaults = NOTHING_SAID
     quantization: Scheme | None = None
-    """Scheme of the checkpoint's quantized weights; None: all are plain."""
+    """Scheme of the checkpoint's quantised weights; None: all are plain."""
     has_head: bool = True
     """True if the model makes logits.
 

@@ -59,7 +59,7 @@ class ReadWeights(TakenWeights):
     """Weights of one model in memory.
 
     If `formats` are packed, each linear layer is one `_native.LinearKernel`. Otherwise its weights
-    are arrays, or one `HeldLinear` if the backend multiplies some of its rows as quantized.
+    are arrays, or one `HeldLinear` if the backend multiplies some of its rows as quantised.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         for method in ("int8", "int4"):
             try:
                 self._stored = QuantizedWhileLoading(plain, self._weights.config, method)
-            except ConfigError:  # they are already quantized
+            except ConfigError:  # they are quantised already
                 return ""
             needed = self._expected_memory().held_bytes
             if needed <= memory_bytes:

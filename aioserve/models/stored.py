@@ -245,7 +245,7 @@ class Format(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Plain(Format):
-    """Unquantized floats in one part, "weight"."""
+    """Unquantised floats in one part, "weight"."""
 
     dtype: str
     """float32, bfloat16 or float16."""
@@ -344,7 +344,7 @@ class StoredLinear:
             )
 
     def floats(self, first: int = 0, end: int | None = None) -> Floats:
-        """`rows`, dequantized to float32."""
+        """`rows`, converted to float32."""
         rows = self.rows(first, end)
         return rows if isinstance(rows, np.ndarray) else rows.dequantized()
 
