@@ -1,4 +1,4 @@
-"""Weights of fewer bits: how plain ones are rounded to them, and how checkpoints store them.
+"""Weights of fewer bits: rounding of plain weights, and the formats that checkpoints store.
 
 No torch here.
 """

@@ -1,5 +1,6 @@
-"""AWQ's checkpoints ("gemm"): integers of 4 bits in words along the outputs, in an order of their
-own, as are the zero points; scales of groups of inputs."""
+"""AWQ's checkpoints ("gemm"): 4-bit integers and zero points, with scales of groups of inputs.
+
+Words pack integers and zero points along the outputs, in an order of their own."""
 
 from __future__ import annotations
 
@@ -27,18 +28,18 @@ from aioserve.models.stored import Format, IntegerForm, StoredLinear, StoredTens
 __all__ = ["PLACES", "Awq"]
 
 _LAYOUTS = {"version": "gemm", "checkpoint_format": "gemm", "backend": "autoawq"}
-"""What tells the layout of the words, by the program that wrote them, and what it must be."""
+"""Fields that tell the layout of words, and their only supported value. Programs differ in them."""
 _IN_WORD = 8
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which four bits of a word, from the lowest on, hold each of eight outputs."""
+"""Place in a word, in groups of four bits from the lowest, of each of eight outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Awq(Scheme, Format):
-    """One configuration, and the format of its weights."""
+    """AWQ configuration, which is also the format of its weights."""
 
     group_size: int
-    """-1: all inputs are one group."""
+    """Number of inputs in a group; -1: all."""
     has_zeros: bool
 
     precision = "int4"
@@ -47,7 +48,7 @@ class Awq(Scheme, Format):
 
     @classmethod
     def read(cls, fields: Fields) -> Awq:
-        """From `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
+        """Read `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
         name = "bits" if fields.has("bits") else "w_bit"
         if fields.integer(name, 4) != 4:
             fields.unsupported(name, "AWQ is read with 4 bits")
@@ -91,7 +92,7 @@ class Awq(Scheme, Format):
 
 
 def _numbers(part: StoredTensor, first: int, end: int) -> np.ndarray:
-    """Numbers of the outputs, their middle at zero: int8 [outputs, rows of the part]."""
+    """Unpack outputs `first` to `end`, centred at zero: int8 [outputs, rows of the part]."""
     from_word, to_word = first // _IN_WORD, -(-end // _IN_WORD)
     words = part.read_columns(from_word, to_word).view(np.uint32)
     numbers = np.empty((words.shape[1] * _IN_WORD, len(words)), np.uint8)

@@ -1,8 +1,9 @@
-"""bitsandbytes' checkpoints: integers of 8 bits with a scale for each output (LLM.int8), or codes
-of 4 bits that choose from a table in the file (NF4 and FP4), with a scale for each block.
+"""Checkpoints of bitsandbytes: 8-bit integers, or 4-bit codes.
 
-Blocks run through the numbers of the whole weight, across the ends of rows. The scales of blocks
-may be codes of 8 bits themselves ("double quantisation"), whose blocks have scales of their own.
+Integers have a scale for each output (LLM.int8). Codes choose from a table in the file (NF4 and
+FP4), and have a scale for each block. Blocks run through the numbers of the whole weight, across
+the ends of rows. The scales of blocks may be 8-bit codes themselves ("double quantisation"), in
+blocks with scales of their own.
 Sources: Dettmers et al., "LLM.int8()", 2022, and "QLoRA", 2023.
 """
 
@@ -34,17 +35,17 @@ from aioserve.models.stored import (
 __all__ = ["BitsAndBytes"]
 
 _STATE = "weight.quant_state.bitsandbytes__"
-"""What the name of the tensor begins with that holds JSON on a weight of 4 bits."""
+"""Beginning of the name of a tensor that holds JSON about a 4-bit weight."""
 _MOST_STATE_BYTES = 4096
-"""Such JSON has about 150 bytes."""
+"""Most bytes of this JSON, which usually has about 150."""
 _STORAGE_BYTES = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4}
-"""Dtypes that the bytes of a weight of 4 bits may be said to be of, and bytes of a number."""
+"""Dtypes in which files may store the bytes of 4-bit weights, with the bytes of a number."""
 _ROWS = 0
-"""The one `weight_format` whose numbers are in the order of the weight."""
+"""The only `weight_format` that keeps the order of the weight."""
 
 
 class _State(msgspec.Struct, frozen=True):
-    """JSON on a weight of 4 bits, as far as it is used."""
+    """Fields that are read from the JSON about a 4-bit weight."""
 
     blocksize: Annotated[int, msgspec.Meta(ge=16, le=1 << 16)]
     shape: Annotated[list[int], msgspec.Meta(min_length=2, max_length=2)]
@@ -57,7 +58,7 @@ _STATE_JSON = msgspec.json.Decoder(_State)
 
 @dataclass(frozen=True, slots=True)
 class Integers8(Format):
-    """The parts "weight", int8, and "scales": the largest magnitude of each output."""
+    """Part "weight" of int8, and part "scales" with the largest magnitude of each output."""
 
     @property
     def name(self) -> str:
@@ -74,11 +75,14 @@ class Integers8(Format):
 
 @dataclass(frozen=True, slots=True)
 class Codes4(Format):
-    """The parts "weight", two codes in each byte, the first in the high bits; "table", the sixteen
-    numbers that codes stand for; and "scales", of blocks.
+    """Format of 4-bit codes, in the following parts.
 
-    With `scale_block` these are codes of 8 bits in the "scale_table": what they stand for times the
-    "outer_scales", of so many scales each, and the offset added, is a scale.
+    - weight: two codes in each byte, the first in the high bits.
+    - table: the 16 numbers that codes stand for.
+    - scales: a scale for every `block` numbers.
+    - scale_table and outer_scales: with `scale_block`, scales are 8-bit codes of numbers in
+      "scale_table". A scale is its number times one of "outer_scales", plus `offset`. Each outer
+      scale is for `scale_block` scales.
     """
 
     kind: str
@@ -86,7 +90,7 @@ class Codes4(Format):
     scale_block: int = 0
     offset: float = 0.0
     table: tuple[float, ...] = ()
-    """What the part "table" has."""
+    """Contents of the part "table"."""
 
     @property
     def name(self) -> str:
@@ -128,7 +132,7 @@ class Codes4(Format):
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes(Scheme):
-    """The parts of each weight say which of the two formats it has."""
+    """Checkpoint of bitsandbytes. The parts of each weight show which of the two formats it has."""
 
     precision: str
 
@@ -136,8 +140,9 @@ class BitsAndBytes(Scheme):
 
     @classmethod
     def read(cls, fields: Fields) -> BitsAndBytes | None:
-        """From `quantization_config`; None where it asks for neither 4 nor 8 bits. Raises
-        `UnsupportedModelError` and `ModelError`."""
+        """Read `quantization_config`; None if it asks for neither 4 nor 8 bits.
+
+        Raises `UnsupportedModelError` and `ModelError`."""
         four, eight = fields.flag("load_in_4bit", False), fields.flag("load_in_8bit", False)
         if four and eight:
             fields.unsupported("load_in_4bit", "it or load_in_8bit must be true, not both")

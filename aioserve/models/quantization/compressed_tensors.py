@@ -1,9 +1,8 @@
-"""Checkpoints of compressed-tensors: integers of 4 or 8 bits, in words or as they are, floats of
-8 bits, MXFP4 and MXFP8. Groups of modules may have a scheme each.
+"""Checkpoints of compressed-tensors: 4-bit or 8-bit integers, E4M3 floats, MXFP4 and MXFP8.
 
-Scales of activations are left unread: activations stay floats here, or are rounded by their own
-rows, which is closer to the unquantised model. Whether they are meant to be integers, or floats of
-8 bits, is read: GPUs go by it.
+Integers may be packed in words. Groups of modules may have a scheme each. Scales of activations are
+not read. Activations stay floats here, or each row is rounded with its own scale, which is closer
+to the unquantised model. GPUs round them only if the file asks for 8-bit integers or floats.
 """
 
 from __future__ import annotations
@@ -49,23 +48,26 @@ _PACKED, _INT, _FLOAT, _NAIVE, _MXFP4, _MXFP8 = (
 _FORMATS = (_PACKED, _INT, _FLOAT, _NAIVE, _MXFP4, _MXFP8)
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _ALONE = ((), (1,), (1, 1))
-"""Shapes of the one scale of a weight."""
+"""Shapes of a scale that a whole weight shares."""
 _PARTS = ("weights", "input_activations", "output_activations")
-"""Parts of a group that something may be asked for."""
+"""Fields of a group that may ask for quantisation."""
 _ALL_LINEARS = "Linear"
-"""The name of torch's class, as a target of a group: every linear layer."""
+"""Target of a group that means every linear layer: the name of torch's class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Integers(Format):
-    """Integers of a group of modules; as they are ("weight"), or with `packed` in words along the
-    inputs ("weight_packed"), zero points along the outputs; `permuted` or `by_index` in groups
-    that "weight_g_idx" says, which fill all groups or don't."""
+    """Integers of a group of modules.
+
+    They are plain ("weight"), or with `packed` in words along the inputs ("weight_packed"), with
+    zero points in words along the outputs. The part "weight_g_idx" may give the group of each
+    input. The weight is then `permuted` if sorted inputs fill all groups, and `by_index` otherwise.
+    """
 
     bits: int
     packed: bool
     group_size: int
-    """0: each output has one scale, -1: the weight has."""
+    """Number of inputs in a group; 0: each output has one scale, -1: the weight has one."""
     symmetric: bool
     by_index: bool = False
     permuted: bool = False
@@ -165,10 +167,10 @@ class Integers(Format):
 
 @dataclass(frozen=True, slots=True)
 class Floats8:
-    """Floats of 8 bits of a group of modules."""
+    """E4M3 floats of a group of modules."""
 
     block: tuple[int, int] | None
-    """Outputs and inputs that share a scale; None: each output has one, or all have one."""
+    """Outputs and inputs that share a scale; None: each output has a scale, or all share one."""
     float_activations: bool
 
     def described(self, tensor: Tensor, parts: Parts) -> StoredLinear:
@@ -178,10 +180,10 @@ class Floats8:
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors(Scheme):
-    """Schemes by what they are for, in the order of the file."""
+    """Schemes of groups of modules, in the order of the file."""
 
     groups: tuple[tuple[tuple[str, ...], Integers | Floats8 | Mxfp4], ...]
-    """(targets, what they are stored as)."""
+    """Targets of each group, and the format of their weights."""
     ignored: tuple[str, ...]
 
     unread: ClassVar[re.Pattern[str]] = re.compile(
@@ -191,8 +193,9 @@ class CompressedTensors(Scheme):
 
     @classmethod
     def read(cls, fields: Fields) -> CompressedTensors | None:
-        """From `quantization_config`; None where no group of weights is quantised. Raises
-        `UnsupportedModelError` and `ModelError`."""
+        """Read `quantization_config`; None if no group of weights is quantised.
+
+        Raises `UnsupportedModelError` and `ModelError`."""
         for name in ("sparsity_config", "transform_config"):
             value = fields.values.get(name)
             if isinstance(value, Mapping) and not _is_empty(value):
@@ -241,15 +244,16 @@ class CompressedTensors(Scheme):
 
 
 def _is_empty(said: Mapping[str, object]) -> bool:
-    """Return true if a config of sparsity, or of transforms, asks for none."""
+    """True if a config of sparsity or of transforms changes nothing."""
     return said.get("format") == "dense" or all(
         value is None or (name == "config_groups" and not value) for name, value in said.items()
     )
 
 
 def _certainty(target: str) -> int:
-    """A name says more than a pattern, and a pattern more than a class of layers. The first
-    counts among targets that say as much."""
+    """Rank of a target that matches: a name above a pattern above a class of layers.
+
+    Among targets of the same rank, the first one counts."""
     return 0 if target == _ALL_LINEARS else 1 if target.startswith("re:") else 2
 
 
@@ -304,7 +308,7 @@ def _group(group: Fields, stored_as: str) -> Integers | Floats8 | Mxfp4:
 
 
 def _rounds_activations(group: Fields, kind: str) -> bool:
-    """Whether activations are meant to become numbers of 8 bits of that kind, "int" or "float"."""
+    """True if the file asks for 8-bit activations of this kind, "int" or "float"."""
     if not group.has("input_activations"):
         return False
     said = group.nested("input_activations")

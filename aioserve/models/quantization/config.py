@@ -1,4 +1,4 @@
-"""Which scheme a config.json's `quantization_config` asks for, and which files stand in for it."""
+"""Choice of the scheme for a config.json's `quantization_config`, or for files that replace it."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ METHODS: Mapping[str, Callable[[Fields], Scheme | None]] = {
     "mxfp4": Mxfp4Experts.read,
 }
 SAID = "quantization_config"
-"""The field of config.json."""
+"""Field of config.json."""
 FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
-"""Files beside a config.json without it that say the same, and the method where they name none."""
+"""Files that may replace the field, with the method that is meant if they name none."""
 
 
 def read_scheme(*places: Fields) -> Scheme | None:
-    """The scheme of the first of the places that says one; None: weights are plain, which is also
-    what a place says that names no weights.
+    """Return the scheme in the first of `places` that has the field; None: weights are plain.
 
-    Raises `UnsupportedModelError` for a method, or a variant of one, that isn't read, and
-    `ModelError` for a malformed field.
+    They are plain, too, if the field is empty or quantises only the KV cache. Raises
+    `UnsupportedModelError` for an unknown method or variant, and `ModelError` for a malformed
+    field.
     """
     said = next((place.nested(SAID) for place in places if place.has(SAID)), None)
     if said is None or asks_nothing(said.values) or _leaves_weights_plain(said):
         return None
     method = said.text("quant_method", "")
     if not method and (said.values.get("load_in_4bit") or said.values.get("load_in_8bit")):
-        method = "bitsandbytes"  # whose first configs named none
+        method = "bitsandbytes"  # its first configs named no method
     if method not in METHODS:
         said.unsupported(
             "quant_method",
@@ -57,7 +57,7 @@ def read_scheme(*places: Fields) -> Scheme | None:
 
 
 def _leaves_weights_plain(said: Fields) -> bool:
-    """Return true if ModelOpt has quantised no more than the KV cache."""
+    """True if ModelOpt has quantised at most the KV cache."""
     if said.text("quant_method", "") != "modelopt":
         return False
     inside = said.values.get("quantization", said.values)

@@ -1,6 +1,6 @@
-"""Floats of 8 bits with scales: of the whole weight, of each output, or of blocks of both axes.
+"""E4M3 floats with scales: one for the weight, one for each output, or one for each block.
 
-Scales are multiplied with, whatever they are called; those of a dtype of 8 bits are exponents.
+Weights are multiplied by scales, including those named "inv". 8-bit scales are exponents.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ _SCALE_DTYPES = (*FLOATS, "F8_E8M0", "U8")
 _SCALES = ("weight_scale_inv", "weight_scale")
 _SPELLED_BLOCK = re.compile(r"\s*(\d{1,9})\s*x\s*(\d{1,9})\s*")
 _ACTIVATIONS = ("dynamic", "static")
-"""Schemes by which activations become floats of 8 bits."""
+"""Values of `activation_scheme` that ask for E4M3 activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Float8(Format):
-    """E4M3 in the part "weight", and the part "scales" for blocks of (outputs, inputs): [blocks of
-    outputs, blocks of inputs], in any shape of so many numbers."""
+    """E4M3 in the part "weight", with "scales" for blocks of (outputs, inputs).
+
+    Scales are [blocks of outputs, blocks of inputs], or any shape with the same numbers."""
 
     block: tuple[int, int]
     float_activations: bool = False
@@ -52,7 +53,7 @@ class Float8(Format):
 
     def codes(self, stored: StoredLinear) -> CodeForm:
         outputs, inputs = self.block
-        # Exponents of two are what bfloat16 holds.
+        # Bfloat16 holds powers of two exactly.
         kind = SCALES_OF_DTYPE.get(stored.parts["scales"].dtype, "bfloat16")
         return CodeForm(
             inputs, scales=kind, alike=outputs, float_activations=self.float_activations
@@ -82,12 +83,15 @@ def described(
     block: tuple[int, int] | None,
     float_activations: bool,
 ) -> StoredLinear:
-    """Description of a weight in E4M3 whose scales have that name: of blocks, or without them one
-    for each output, or one in all. `float_activations`: whether rows are meant to become E4M3."""
+    """Describe a weight in E4M3 whose scales are in the part named `scales`.
+
+    - block: outputs and inputs that share a scale; None: there is one scale for each output, or one
+      for the weight.
+    - float_activations: True if rows should become E4M3."""
     rows, columns = tensor.rows, tensor.columns
     weight = parts.take("weight", ("F8_E4M3",), (rows, columns))
     if block is not None:
-        block = min(block[0], rows), min(block[1], columns)  # files say any size
+        block = min(block[0], rows), min(block[1], columns)  # blocks may exceed the weight
         shape = num_groups(rows, block[0]), num_groups(columns, block[1])
         found = parts.take(scales, _SCALE_DTYPES, shape)
     else:
@@ -103,8 +107,9 @@ def described(
 
 
 def block_of(fields: Fields, name: str) -> tuple[int, int]:
-    """Outputs and inputs of a block, which some files write as "128x128". Raises
-    `UnsupportedModelError` and `ModelError`."""
+    """Read the outputs and inputs of a block: a list, or in some files a text like "128x128".
+
+    Raises `UnsupportedModelError` and `ModelError`."""
     said = fields.values.get(name)
     if isinstance(said, str) and (parts := _SPELLED_BLOCK.fullmatch(said)):
         fields = Fields({name: [int(parts[1]), int(parts[2])]}, fields.source, fields.path)
@@ -116,10 +121,10 @@ def block_of(fields: Fields, name: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Fp8(Scheme):
-    """The methods "fp8" and "fbgemm_fp8"."""
+    """Methods "fp8" and "fbgemm_fp8"."""
 
     block: tuple[int, int] | None
-    """Outputs and inputs that share a scale; None: each output has one, or all have one."""
+    """Outputs and inputs that share a scale; None: each output has a scale, or all share one."""
     float_activations: bool
 
     precision = "fp8"
@@ -127,7 +132,7 @@ class Fp8(Scheme):
 
     @classmethod
     def read(cls, fields: Fields) -> Fp8:
-        """From `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
+        """Read `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
         kind = fields.text("fmt", "e4m3")
         if kind not in ("e4m3", "float8_e4m3fn"):
             fields.unsupported("fmt", "floats of 8 bits are read as e4m3")

@@ -1,9 +1,10 @@
-"""GPTQ's checkpoints: integers of 2, 3, 4 or 8 bits in words along the inputs, scales and zero
-points of groups of inputs, and maybe the group of each input, in `g_idx`.
+"""GPTQ's checkpoints: integers of 2, 3, 4 or 8 bits in words along the inputs.
 
-The first version of the format stores zero points minus 1, modulo the number of values; the
-second stores them as they are. Where the method is symmetric the zero point is the middle,
-whatever the file says: files of either version carry the wrong label. Modules may differ in bits,
+Groups of inputs have scales and zero points. `g_idx`, if present, has the group of each input.
+
+The first version of the format stores zero points minus 1, modulo the number of values; the second
+stores them unchanged. A symmetric method always has its zero point in the middle: the file's are
+ignored, because files of either version may carry the wrong label. Modules may differ in bits,
 groups and symmetry, by rules on their names (GPTQModel's `dynamic`).
 """
 
@@ -41,23 +42,26 @@ __all__ = ["Gptq", "GptqWeights"]
 BITS = (2, 3, 4, 8)
 _FORMATS = ("gptq", "gptq_v2")
 _PLAIN, _OTHERWISE = "-:", "+:"
-"""What a pattern in `dynamic` begins with whose modules are plain, or quantised otherwise, which
-patterns that begin with neither say, too."""
+"""Prefixes of patterns in `dynamic`: modules that match "-:" are plain.
+
+Modules that match "+:", or a pattern without a prefix, are quantised with other settings."""
 _ALIGNED = 32
-"""Zero points of so many outputs begin at a whole word, whatever their bits."""
+"""Number of outputs whose zero points fill whole words for any number of bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class GptqWeights(Format):
-    """Inputs are in the order of groups, or each in the group that `g_idx` says: `permuted`, where
-    these fill all groups, else `by_index`."""
+    """Format of the weights of some modules.
+
+    Inputs are in the order of groups, or `g_idx` has the group of each input. The weight is then
+    `permuted` if sorted inputs fill all groups, and `by_index` otherwise."""
 
     bits: int
     group_size: int
-    """-1: all inputs are one group."""
+    """Number of inputs in a group; -1: all."""
     symmetric: bool
     adds_one: bool
-    """Whether 1 is added to zero points, as the first version of the format wants it."""
+    """True if 1 is added to stored zero points, as in the first version of the format."""
     by_index: bool = False
     permuted: bool = False
 
@@ -65,8 +69,9 @@ class GptqWeights(Format):
 
     @classmethod
     def read(cls, fields: Fields, adds_one: bool, default: GptqWeights | None = None) -> Self:
-        """From `quantization_config`, or what it says of some modules; then `default` has all that
-        isn't said. Raises `UnsupportedModelError` and `ModelError`."""
+        """Read `quantization_config`, or a rule in it, whose missing fields come from `default`.
+
+        Raises `UnsupportedModelError` and `ModelError`."""
         bits = fields.integer("bits", None if default is None else default.bits)
         if bits not in BITS:
             fields.unsupported("bits", f"GPTQ is read with {', '.join(map(str, BITS))} bits")
@@ -130,7 +135,7 @@ class GptqWeights(Format):
         return weight * scales[:, index]
 
     def _zeros(self, stored: StoredLinear, first: int, end: int) -> np.ndarray:
-        """int8 [rows, groups]."""
+        """Read zero points, int8 [rows, groups]."""
         part, bits = stored.parts["qzeros"], self.bits
         from_row = first - first % _ALIGNED
         to_row = min(end + -end % _ALIGNED, part.shape[1] * 32 // bits)
@@ -141,19 +146,20 @@ class GptqWeights(Format):
 
 @dataclass(frozen=True, slots=True)
 class Gptq(Scheme):
-    """One configuration."""
+    """GPTQ configuration of a checkpoint."""
 
     weights: GptqWeights
-    """Weights of modules that no rule is for."""
+    """Format of modules that no rule matches."""
     rules: tuple[tuple[str, GptqWeights | None], ...] = ()
-    """Weights of modules whose names begin with what a pattern stands for, or None where they must
-    be plain. The first rule that fits counts."""
+    """Patterns of module names, each with the format of modules; None: they must be plain.
+
+    A pattern matches from the beginning of a name. The first rule that matches counts."""
 
     unread: ClassVar[re.Pattern[str]] = re.compile(r"g_idx|qzeros")
 
     @classmethod
     def read(cls, fields: Fields) -> Gptq:
-        """From `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
+        """Read `quantization_config`. Raises `UnsupportedModelError` and `ModelError`."""
         at = "checkpoint_format" if fields.has("checkpoint_format") else "format"
         version = fields.text(at, "gptq")
         if version not in _FORMATS:

@@ -1,7 +1,7 @@
-"""Ways to write the weights of linear layers in fewer bits: what `aioserve quantize` chooses from.
+"""Methods of `aioserve quantize`, which write the weights of linear layers in fewer bits.
 
-A `Method` says what the files hold, and encodes the weights of an open model. Most round each
-weight by itself, some rows at a time; those that compute a text first are in `calibrated`.
+A `Method` describes the parts in files, and encodes the weights of an open model. Most round each
+weight on its own, some rows at a time. Methods that compute a text first are in `calibrated`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
-"""Dtype and shape of the parts of a weight, by the names behind the module's."""
+"""Dtype and shape of the parts of a weight, by their names without the module's."""
 
 
 CALIBRATED = ("gptq", "awq")
@@ -40,7 +40,7 @@ CALIBRATED = ("gptq", "awq")
 
 
 class OpenModel(NamedTuple):
-    """A model whose weights are plain and can be read."""
+    """Model with plain weights in open files."""
 
     path: Path
     config: DecoderConfig
@@ -48,24 +48,26 @@ class OpenModel(NamedTuple):
 
 
 WriteParts = Callable[[Tensor, int, int, Mapping[str, np.ndarray]], None]
-"""Is called with a weight, the first and the end of a range of its rows, and what is stored of
-these rows, by the names of `Method.parts`."""
+"""Function that writes parts of a weight: (weight, first row, end row, parts of these rows).
+
+Parts have the names of `Method.parts`."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Factors of the rows and columns of weights, and vectors that make up for them: together they
-    change nothing but the rounding."""
+    """Factors on rows and columns of weights, and vectors that compensate for them.
+
+    Together they change only the rounding."""
 
     inputs: Mapping[Tensor, Floats] = field(default_factory=dict)
-    """float32 [in]: what columns are multiplied by."""
+    """Factors on columns, float32 [in]."""
     outputs: Mapping[Tensor, Floats] = field(default_factory=dict)
-    """float32 [out]: what rows are divided by, once columns have been multiplied."""
+    """Divisors of rows, float32 [out], applied after `inputs`."""
     vectors: Mapping[Tensor, Floats] = field(default_factory=dict)
-    """What takes the place of norms and biases."""
+    """Vectors that replace norms and biases."""
 
     def rows(self, tensor: Tensor, stored: StoredLinear, first: int, end: int) -> Floats:
-        """Rows `first` to `end` of a weight, scaled: float32 [rows, in]."""
+        """Read and scale rows `first` to `end` of a weight: float32 [rows, in]."""
         weight = stored.floats(first, end)
         if (inputs := self.inputs.get(tensor)) is not None:
             weight = weight * inputs
@@ -75,35 +77,38 @@ class Scaling:
 
 
 class Method(ABC):
-    """One way to store the weights of linear layers."""
+    """Way to store the weights of linear layers."""
 
     name: str
 
     @abstractmethod
     def config(self, ignored: list[str]) -> dict[str, Any]:
-        """`quantization_config` of config.json; `ignored` are the linear layers that stay plain."""
+        """Return the `quantization_config`. `ignored` names the linear layers that stay plain."""
 
     @abstractmethod
     def check(self, module: str, rows: int, columns: int) -> None:
-        """Raise `ConfigError` for a layer that can't be stored so."""
+        """Raise `ConfigError` for a layer that this method can't store."""
 
     @abstractmethod
     def parts(self, rows: int, columns: int, scales: str) -> Shapes:
-        """What is stored of a weight whose scales have the precision of that dtype, F32 or BF16."""
+        """Return the parts of a weight whose scales have the precision of `scales`: F32 or BF16."""
 
     @abstractmethod
     def encode(self, model: OpenModel, write: WriteParts) -> Mapping[Tensor, Floats]:
-        """Write every linear layer's weight, whole or some rows at a time. Returns vectors that
-        take the place of the model's. Raises `WeightsError` for NaN and infinity."""
+        """Write the weight of every linear layer, whole or some rows at a time.
+
+        Returns vectors that replace those of the model. Raises `WeightsError` for NaN and
+        infinity."""
 
 
 class RoundingMethod(Method):
-    """Rounds each weight by itself, some rows at a time."""
+    """Method that rounds each weight on its own, some rows at a time."""
 
     @abstractmethod
     def encoded(self, weight: Floats, scales: str) -> dict[str, np.ndarray]:
-        """What is stored of some rows, float32 [rows, in], by the names of `parts`; each array has
-        the bytes of its dtype. Raises `WeightsError` for NaN and infinity."""
+        """Encode some rows, float32 [rows, in], into the parts that `parts` names.
+
+        Each array has the bytes of its part's dtype. Raises `WeightsError` for NaN and infinity."""
 
     def encode(self, model: OpenModel, write: WriteParts) -> Mapping[Tensor, Floats]:
         return self.encode_scaled(model, write, Scaling())
@@ -111,7 +116,7 @@ class RoundingMethod(Method):
     def encode_scaled(
         self, model: OpenModel, write: WriteParts, scaling: Scaling
     ) -> Mapping[Tensor, Floats]:
-        """`encode`, with weights scaled before they are rounded."""
+        """`encode`, but scale weights before they are rounded."""
         for described in model.config.rounded_linears:
             for tensor in described.weights:
                 stored = model.weights[tensor]
@@ -126,21 +131,21 @@ class RoundingMethod(Method):
         return scaling.vectors
 
     def of_all_rows(self, rows: int, columns: int) -> dict[str, np.ndarray]:
-        """What is stored of a weight once, whatever its numbers are."""
+        """Return parts of a weight that are stored once, and depend only on its shape."""
         return {}
 
     def blocks(self, stored: StoredLinear) -> Iterator[tuple[int, int]]:
-        """Ranges of rows that are rounded at once."""
+        """Yield ranges of rows to round at once."""
         return stored.blocks()
 
 
 def scales_of(stored: StoredLinear) -> str:
-    """The precision that the scales of a plain weight have."""
+    """Precision of the scales for a plain weight, F32 or BF16."""
     return "BF16" if stored.parts["weight"].dtype == "BF16" else "F32"
 
 
 def check_groups(group_size: int, module: str, columns: int) -> None:
-    """Raise `ConfigError` for a layer of so many inputs that groups don't divide."""
+    """Raise `ConfigError` if `group_size` does not divide a layer's inputs."""
     if columns % group_size:
         raise ConfigError(
             f"group_size must divide the inputs of every linear layer, got {group_size}, and "

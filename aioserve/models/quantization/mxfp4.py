@@ -1,7 +1,8 @@
-"""MXFP4 of compressed-tensors and of GPT-OSS: E2M1, two in each byte along the inputs, the first in
-the low bits, and a scale for each 32 inputs that is an exponent (OCP Microscaling Formats, 1.0).
+"""MXFP4 of compressed-tensors and of GPT-OSS (OCP Microscaling Formats, 1.0).
 
-Twice such a number is an integer, so weights are integers with half the scale, exactly.
+A byte has two E2M1 floats along the inputs, the first in its low bits. Every 32 inputs share a
+scale, an exponent. Twice an E2M1 float is an integer, so that weights are integers with half the
+scale, exactly.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ GROUP_SIZE = 32
 
 _TWICE = np.array(E2M1_TWICE, np.int8)
 _PAIRS = np.stack((np.tile(_TWICE, 16), np.repeat(_TWICE, 16)), axis=1)
-"""What each byte stands for, its low bits first: int8 [256, 2]."""
+"""Two integers for each byte, that of its low bits first: int8 [256, 2]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4(Format):
-    """The parts "weight", uint8 [out, in / 2] or [out, groups, 16], and "scales", uint8 [out,
-    groups]."""
+    """Format with the parts "weight" and "scales".
+
+    "weight" is uint8 [out, in / 2] or [out, groups, 16]; "scales" is uint8 [out, groups]."""
 
     @property
     def name(self) -> str:
@@ -69,15 +71,16 @@ class Mxfp4(Format):
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Experts(Scheme):
-    """The method "mxfp4", which GPT-OSS's experts are stored by."""
+    """Method "mxfp4", in which GPT-OSS stores its experts."""
 
     precision = "int4"
     unread: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
 
     @classmethod
     def read(cls, fields: Fields) -> Mxfp4Experts:
-        """From `quantization_config`, which says no more than the name. What isn't stored so is
-        plain, as the files show."""
+        """Read `quantization_config`, which has only the name of the method.
+
+        The files show which weights are plain."""
         return cls()
 
     @property

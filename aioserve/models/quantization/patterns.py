@@ -1,8 +1,8 @@
-"""Regular expressions of files: matched as Python's `re` matches them, in limited time.
+"""Regular expressions of files, matched with the meaning of Python's `re`, in limited time.
 
-Python's own engine has no time limit, and one expression can hold a process up for ever. Engines
-that match in linear time (RE2 and its kin) know no looks ahead, which files use to spare modules
-("re:^(?!.*lm_head).*"). The library `regex` knows these, and a time limit.
+Python's own engine has no time limit, and one expression can block a process for ever. Engines of
+linear time, for example RE2, lack lookahead, which files use to leave modules out
+("re:^(?!.*lm_head).*"). The library `regex` has both lookahead and a time limit.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["LIMIT_SECONDS", "MAX_PATTERN_CHARS", "Pattern"]
 
 MAX_PATTERN_CHARS = 1000
 LIMIT_SECONDS = 5.0
-"""Time for all matches of one expression. Common ones take microseconds each."""
+"""Most seconds for all matches of one expression. Usual ones take microseconds each."""
 _SINGLE = r"\\[dDwWsS]|\\[^\w\s]|\[\^?\]?(?:\\[dDwWsS]|\\[^\w\s]|[^\]\\\[])*\]|[^\\\[\](){}*+?|^$]"
-"""What stands for one character."""
+"""Part of an expression that matches one character."""
 _SIMPLE = re.compile(rf"\^?(?:{_SINGLE})*\$?", re.ASCII)
-"""Expressions that match in one way."""
+"""Expressions that can match in only one way."""
 _FUZZY = re.compile(r"(?<!\\)\{(?!\d+(?:,\d*)?\}|,\d+\})")
-"""Braces that are characters in `re`, and may ask for a fuzzy match in `regex`."""
+"""Braces that `re` reads as characters, and `regex` perhaps as a fuzzy match."""
 
 
 class Pattern:
-    """An expression in the syntax of `re`.
+    """Regular expression in the syntax of `re`.
 
-    Raises `WeightsError` for one that is none, is too long, or has braces that count nothing.
+    Raises `WeightsError` if it is invalid or too long, or has braces that count no repetitions.
     """
 
     def __init__(self, source: str) -> None:
@@ -44,7 +44,7 @@ class Pattern:
             raise self._wrong(f"{shown(source[braces.start() :])} counts no repetitions")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error")  # of what later versions read in another way
+                warnings.simplefilter("error")  # for syntax whose meaning will change
                 re.compile(source)
             self._compiled = regex.compile(source, regex.VERSION0)
         except (re.error, regex.error, RecursionError, OverflowError, Warning) as error:
@@ -52,13 +52,13 @@ class Pattern:
 
     @property
     def is_simple(self) -> bool:
-        """True if it has neither groups nor repetitions, so that matching takes next to no time."""
+        """True if it has no groups and no repetitions, so that matching takes next to no time."""
         return _SIMPLE.fullmatch(self._source) is not None
 
     def matches(self, text: str) -> bool:
-        """Return whether `text` begins with a match, as `re.match` has it.
+        """True if `text` begins with a match, as by `re.match`.
 
-        Raises `WeightsError` once all its matches took `LIMIT_SECONDS`.
+        Raises `WeightsError` once its matches have taken `LIMIT_SECONDS` in total.
         """
         began = time.monotonic()
         try:

@@ -1,7 +1,7 @@
-"""Copies a model directory with the weights of its linear layers quantised.
+"""Copy of a model directory with quantised linear layers.
 
-All that isn't the weight of a linear layer stays bit for bit: embedding, output layer, norms,
-biases, tensors that no text needs, and the files of tokenizer and settings.
+Everything else stays the same, bit for bit: embedding, output layer, norms, biases, unused tensors,
+and the files of tokenizer and settings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COPIED_FILES = (
     *("*.json", "*.jinja", f"{ADDITIONAL}/*.jinja"),
     *("*.model", "*.txt", "LICENSE*", "NOTICE*", "*.md"),
 )
-"""Patterns of files beside the weights that go along: settings, tokenizer, terms."""
+"""Patterns of files that are copied: settings, tokenizer, terms."""
 _REPLACED_FILES = ("config.json", "*.safetensors.index.json", "*.bin.index.json")
 _HEAD = "lm_head"
 _COPY_BYTES = 4 << 20
@@ -55,12 +55,11 @@ def write_quantized_copy(
     progress: OnProgress | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Written:
-    """Write the directory `out`, which must not be there or be empty: it appears when it is
-    complete, until then everything lies in a hidden directory beside it. `progress` is called with
-    bytes of tensors.
+    """Write the directory `out`, which must be empty or not exist.
 
-    Raises `ConfigError` naming `out` or `model` where they can't be what they are to be, and
-    `ModelError` for a model that can't be read.
+    It appears when it is complete. Until then, everything is in a hidden directory next to it.
+    `progress` is called with (bytes done, bytes in total) of tensors. Raises `ConfigError` naming
+    `out` or `model` if they are unsuitable, and `ModelError` for a model that can't be read.
     """
     target = free_directory(out)
     files = model_files(model)
@@ -80,7 +79,7 @@ def write_quantized_copy(
 
 
 class _Copy:
-    """The tensors of one model, and what becomes of each."""
+    """Tensors of one model, and the copy that is written of them."""
 
     def __init__(
         self, stack: ExitStack, model: OpenModel, method: Method, shard_bytes: int
@@ -105,7 +104,7 @@ class _Copy:
                 if one.is_exact
             ),
         ]
-        """Linear layers that stay plain, as quantization_config names them."""
+        """Names of linear layers that stay plain, for quantization_config."""
         self.read_bytes: int = sum(one.num_bytes for one in self._tensors)
         self.writer: SafetensorsWriter = SafetensorsWriter(self._specs(), shard_bytes)
 
@@ -167,7 +166,7 @@ def _tensors(stack: ExitStack, directory: Path) -> Iterator[StoredTensor]:
 
 
 def _linear_weights(model: OpenModel, method: Method) -> dict[str, Tensor]:
-    """The weights of linear layers by their names in the files."""
+    """Weights of linear layers, by their names in the files."""
     found: dict[str, Tensor] = {}
     for described in model.config.rounded_linears:
         for tensor in described.weights:

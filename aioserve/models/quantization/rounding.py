@@ -1,7 +1,7 @@
-"""Rounds floats to integers with a scale for each group of inputs.
+"""Rounding of floats to integers with a scale for each group of inputs.
 
-Symmetric: values lie around zero, and groups have no minimums. With 4 bits, minimums would lower
-the error further, and take as much memory as the scales do.
+Rounding is symmetric: values lie around zero, and groups have no minimums. In 4 bits, minimums
+would lower the error further, but take as much memory as the scales.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ FORMS = {
 }
 
 _INT4_LARGEST = (8.0, 8.5, 7.5, 7.0)
-"""What the largest value of a group may become. Values end at -8, so the first is exact for it and
-the second cuts it off; the one with the least squared error is taken, the first of equal ones."""
+"""Candidates for the magnitude to which the largest weight of a group is scaled.
+
+Values end at -8: 8.0 keeps that weight exact, and 8.5 cuts it off. The candidate with the least
+squared error is taken, or the first of equal ones."""
 
 
 def round_to_integers(
     weight: Floats, form: IntegerForm, importance: Floats | None = None
 ) -> GroupedIntegers:
-    """The weight float32 [out, in] in 4 or 8 bits. A group of zeros has the scale 0. With 4 bits
-    `importance`, float32 [in], says how much the squared error of each input counts.
+    """Round a weight, float32 [out, in], to 4 or 8 bits. A group of zeros has the scale 0.
 
-    Raises `WeightsError` for NaN and infinity.
+    With 4 bits, `importance`, float32 [in], weighs the squared error of each input. Raises
+    `WeightsError` for NaN and infinity.
     """
     if not np.isfinite(weight).all():
         raise WeightsError("NaN and infinity can't be quantised")
@@ -55,8 +57,9 @@ def round_to_integers(
 
 
 def nearest_integers(weight: Floats, scales: Floats, form: IntegerForm) -> np.ndarray:
-    """The values, int8 [out, in], that come nearest to the weight with these scales, float32
-    [out, groups]: those of `round_to_integers`, rounded to what a file holds."""
+    """Round a weight, float32 [out, in], with given scales: int8 [out, in].
+
+    `scales`, float32 [out, groups], are those of `round_to_integers`, rounded to a file's dtype."""
     each = np.repeat(scales, form.group_size, axis=1)[:, : weight.shape[1]]
     least, largest = (-127, 127) if form.bits == 8 else (-8, 7)
     return np.clip(np.rint(quotients(weight, each)), least, largest).astype(np.int8)
@@ -85,11 +88,11 @@ def _int4(groups: Floats, importance: Floats) -> tuple[Floats, Floats]:
 
 
 def quotients(groups: Floats, by: Floats) -> Floats:
-    """Zeros where the divisor is zero."""
+    """Divide `groups` by `by`, with zero where the divisor is zero."""
     return np.divide(groups, by, out=np.zeros_like(groups), where=by != 0)
 
 
 def _short(scales: Floats) -> Floats:
-    """The scales in bfloat16, which kernels read faster, and which has all their range."""
+    """Round scales to bfloat16, which kernels read faster, and which has the range of float32."""
     upper = rounded(scales, "bfloat16").view(np.uint16).astype(np.uint32)
     return (upper << 16).view(np.float32)

@@ -1,4 +1,4 @@
-"""What a checkpoint's `quantization_config` says: how the parts of each weight are found."""
+"""Schemes of `quantization_config`, which describe each weight by its parts in the files."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = ["EXPRESSION", "Parts", "Scheme", "check_names", "compiled", "matches"
 
 FLOATS = ("F32", "F16", "BF16")
 EXPRESSION = "re:"
-"""What patterns begin with that aren't names."""
+"""Prefix of regular expressions among names of modules."""
 MAX_NAMES = 10_000
-"""Most names and patterns in one config: each is compared with the name of each layer."""
+"""Most names and patterns in one config. Each is compared with the name of each layer."""
 MAX_PATTERNS = 100
-"""Most of them that aren't simple."""
+"""Most patterns in one config that are not `is_simple`."""
 KV_SCALES = re.compile(r"attn\.[qkv]_(scale|zero_point)$")
-"""Tensors for a KV cache of fewer bits, which isn't what keys and values are kept in here."""
+"""Names of tensors for a quantised KV cache, which is not supported here."""
 
 
 class Parts:
-    """The tensors of one module by the rest of their names: "qweight" of "model.x.qweight"."""
+    """Tensors of one module by the rest of their names: "qweight" of "model.x.qweight"."""
 
     def __init__(self, module: str, found: Mapping[str, StoredTensor]) -> None:
         self.module = module
@@ -48,7 +48,7 @@ class Parts:
         return name in self.found
 
     def take(self, name: str, dtypes: Iterable[str], shape: tuple[int, ...]) -> StoredTensor:
-        """The part of that name. Raises `WeightsError` for another dtype or shape, or none."""
+        """Return the part `name`. Raises `WeightsError` if it is missing or has another form."""
         part = self.found.get(name)
         if part is None:
             raise WeightsError(f"the weights lack {self.module}.{name}")
@@ -69,16 +69,16 @@ class Parts:
 
 
 class Scheme(ABC):
-    """How a checkpoint stores the weights that it quantises; those that it doesn't are plain."""
+    """Storage of a checkpoint's quantised weights. Its other weights are plain."""
 
     precision: str
-    """Precision of its weights, by which sizes are planned: int4, int8 or fp8."""
+    """Precision of its weights, for planned sizes: int4, int8 or fp8."""
     unread: ClassVar[re.Pattern[str]]
-    """Names of parts that may be there, and that the numbers of weights don't depend on."""
+    """Names of parts that may be present but do not affect the weights."""
 
     @abstractmethod
     def linear(self, tensor: Tensor, parts: Parts) -> StoredLinear:
-        """Description of a weight that isn't plain. Raises `WeightsError`."""
+        """Describe a quantised weight. Raises `WeightsError`."""
 
     @property
     @abstractmethod
@@ -88,13 +88,14 @@ class Scheme(ABC):
 
 @functools.lru_cache(MAX_NAMES)
 def compiled(pattern: str) -> Pattern:
-    """The pattern, each made once."""
+    """Compile a pattern, or return it if it was compiled before."""
     return Pattern(pattern)
 
 
 def check_names(names: Collection[str], patterns: Iterable[str], fields: Fields, at: str) -> None:
-    """Raise `ModelError` for more names, or patterns among them, than may be compared with the name
-    of each layer, and for a pattern that isn't known. `at` says where the config has them."""
+    """Raise `ModelError` for more than `MAX_NAMES`, too many slow patterns, or an invalid one.
+
+    `at` names the fields of the config that have them, for messages."""
 
     def check(count: int, what: str, most: int) -> None:
         if count > most:
@@ -113,8 +114,9 @@ def check_names(names: Collection[str], patterns: Iterable[str], fields: Fields,
 
 
 def matches(pattern: str, module: str) -> bool:
-    """Whether a name, or a pattern behind "re:", stands for the module, as compressed-tensors has
-    it; or the last part of the module's name. Raises as `Pattern` does."""
+    """True if a name or "re:" pattern means the module, by the rules of compressed-tensors.
+
+    A name may be the last parts of the module's name. Raises the errors of `Pattern`."""
     if pattern.startswith(EXPRESSION):
         return compiled(pattern.removeprefix(EXPRESSION)).matches(module)
     return module == pattern or module.endswith("." + pattern)
@@ -133,7 +135,9 @@ def form_of(
     permuted: bool = False,
     integer_activations: bool = False,
 ) -> IntegerForm:
-    """The form of `grouped`, whose scales are stored so, or computed."""
+    """Return the form of rows that `grouped` makes.
+
+    `scales`: the stored scales; None: scales are computed, in float32."""
     return IntegerForm(
         4 if bits <= 4 else 8,
         _common_size(group_size, columns),
@@ -146,7 +150,7 @@ def form_of(
 
 
 def fills_groups(index: np.ndarray, group_size: int) -> bool:
-    """Whether inputs, whose groups `index` has, fill all groups: sorting makes these whole."""
+    """True if sorting the inputs by their groups in `index` makes every group whole."""
     return np.array_equal(np.sort(index), np.arange(len(index)) // group_size)
 
 
@@ -157,7 +161,7 @@ def check_group_size(fields: Fields, name: str, group_size: int) -> None:
 
 
 def centred(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Unsigned numbers of so many bits with their middle at zero: int8."""
+    """Shift unsigned numbers of `bits` bits so that their middle is zero: int8."""
     return (numbers - np.uint8(1 << (bits - 1))).view(np.int8)
 
 
@@ -169,9 +173,10 @@ def grouped(
     bits: int,
     index: np.ndarray | None = None,
 ) -> GroupedIntegers:
-    """Signed values, int8, in groups of any size that is a multiple of 128, or one of
-    `GROUP_SIZES`, or all inputs. `index`: the groups of inputs, if these aren't in their order;
-    they fill them."""
+    """Make `GroupedIntegers` of signed values, int8 [out, in].
+
+    - group_size: one of `GROUP_SIZES`, a multiple of 128, or all inputs.
+    - index: group of each input, if inputs aren't in the order of groups. All groups are full."""
     columns = values.shape[1]
     order = None
     if index is not None:
@@ -180,7 +185,7 @@ def grouped(
     size = _common_size(group_size, columns)
     if size < group_size:
         count = num_groups(columns, size)
-        times = min(group_size // size, count)  # files say any group size
+        times = min(group_size // size, count)  # groups may exceed the weight
         scales = np.repeat(scales, times, axis=1)[:, :count]
         zeros = None if zeros is None else np.repeat(zeros, times, axis=1)[:, :count]
     return GroupedIntegers(

@@ -1,8 +1,8 @@
 """Methods of `aioserve quantize` that need no calibration: the formats of compressed-tensors.
 
-Weights are rounded to the scales as the file holds them, so what is read back is the nearest that
-these scales allow. Scales of bfloat16 weights are bfloat16, as all programs compute with them;
-others are float32.
+Scales are rounded to the dtype of the file first, and then weights with these scales, which keeps
+the error of weights smallest. Scales of bfloat16 weights are bfloat16, the dtype in which all
+programs use them; others are float32.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from aioserve.models.stored import Floats, IntegerForm
 __all__ = ["GROUP_SIZES", "METHODS", "Compressed", "chosen_group_size", "method_named"]
 
 GROUP_SIZES = (32, 64, 128)
-"""Inputs that may share a scale: those that other engines' kernels take, too."""
+"""Numbers of inputs that may share a scale: sizes that other engines' kernels take, too."""
 DEFAULT_GROUP_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Compressed(RoundingMethod):
-    """A method of compressed-tensors."""
+    """Method of compressed-tensors."""
 
     name: str
     bits: int
     kind: str
-    """int, or float: E4M3."""
+    """Kind of numbers: "int", or "float" for E4M3."""
     packed: bool
-    """Whether integers are in words of 32 bits."""
+    """True if integers are packed in words of 32 bits."""
     grouped: bool
-    """Whether `group_size` inputs share a scale; else all inputs of an output do."""
+    """True if `group_size` inputs share a scale; False: all inputs of an output do."""
     rounds_activations: bool
-    """Whether engines are told to round each token's activations as well."""
+    """True if the config asks engines to round each token's activations, too."""
     group_size: int = 0
 
     @property
     def format(self) -> str:
-        """Name of the format that compressed-tensors has for it."""
+        """Name of its format in compressed-tensors."""
         if self.kind == "float":
             return "float-quantized"
         return "pack-quantized" if self.packed else "int-quantized"
@@ -131,7 +131,9 @@ METHODS: Mapping[str, Compressed] = {
 
 
 def method_named(name: str, group_size: int | None) -> Compressed:
-    """The method, with groups of that size or 32 where it has any. Raises `ConfigError`."""
+    """Return a method, with groups of `group_size`, or 32, if it has groups.
+
+    Raises `ConfigError` for an unknown method, and for a `group_size` that it does not take."""
     if name not in METHODS:
         raise ConfigError(
             f"method must be {', '.join(METHODS)}, got {name!r}", argument="method", value=name
@@ -149,7 +151,7 @@ def method_named(name: str, group_size: int | None) -> Compressed:
 
 
 def chosen_group_size(given: int | None, default: int) -> int:
-    """Raises `ConfigError` for a size that other engines' kernels don't take."""
+    """Return the size given, or `default`. Raises `ConfigError` unless it is in `GROUP_SIZES`."""
     size = default if given is None else given
     if size not in GROUP_SIZES:
         raise ConfigError(
@@ -161,7 +163,7 @@ def chosen_group_size(given: int | None, default: int) -> int:
 
 
 def _stored(scales: Floats, dtype: str) -> tuple[np.ndarray, Floats]:
-    """Scales as a file holds them, and what these are in float32."""
+    """Round scales to a file's dtype. Returns the file's array and the same numbers in float32."""
     if dtype != "BF16":
         return scales, scales
     bits = np.ascontiguousarray(scales).view(np.uint32)

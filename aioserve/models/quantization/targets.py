@@ -1,4 +1,4 @@
-"""What `aioserve quantize` reads and where it writes: beside the target until all is complete."""
+"""Models and target paths of `aioserve quantize`, which writes next to the target until the end."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Sizes of what was read and written, in bytes."""
+    """Sizes of a model and of its quantised copy."""
 
     read_bytes: int
-    """All tensors of the model."""
+    """Bytes of all tensors of the model."""
     written_bytes: int
-    """All weight files of the copy."""
+    """Bytes of all weight files of the copy."""
     num_files: int
-    """Weight files of the copy."""
+    """Number of weight files of the copy."""
 
 
 def plain_config(files: ModelFiles) -> DecoderConfig:
-    """The config of a model in a directory, whose weights are plain. Raises `ConfigError` for
-    others."""
+    """Read the config of a model directory with plain weights. Raises `ConfigError` for others."""
     if not isinstance(files, ModelDirectory):
         raise ConfigError(
             f"model must be a directory with .safetensors, got the GGUF file {files.path}",
@@ -60,7 +59,7 @@ def plain_config(files: ModelFiles) -> DecoderConfig:
 
 
 def free_directory(out: Path) -> Path:
-    """Where `out` leads to. Raises `ConfigError` for what is there already."""
+    """Resolve `out` to a directory to write. Raises `ConfigError` unless it is empty or missing."""
 
     def is_free(target: Path) -> bool:
         return not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir()))
@@ -69,8 +68,9 @@ def free_directory(out: Path) -> Path:
 
 
 def free_file(out: Path, ending: str) -> Path:
-    """Where `out` leads to: a file with that ending. Raises `ConfigError` for what is there
-    already."""
+    """Resolve `out` to a file to write, which must have the `ending`.
+
+    Raises `ConfigError` if it exists or ends otherwise."""
     if out.suffix != ending:
         raise _refused(out, f"must end with {ending}, got {out}")
     return _free(out, "a file that is not there yet", lambda _: not os.path.lexists(out))
@@ -91,14 +91,14 @@ def _free(out: Path, what: str, is_free: Callable[[Path], bool]) -> Path:
 
 @contextmanager
 def beside(target: Path) -> Iterator[Path]:
-    """A new directory that is removed with all in it where it wasn't renamed meanwhile."""
+    """Create a directory next to `target`, and remove it at the end unless it was renamed."""
     with ExitStack() as stack:
         try:
             hidden = tempfile.TemporaryDirectory(
                 dir=target.parent, prefix=".aioserve-quantize-", ignore_cleanup_errors=True
             )
             directory = Path(stack.enter_context(hidden)) / "model"
-            directory.mkdir()  # with the permissions that new directories have
+            directory.mkdir()  # with the usual permissions of new directories
         except OSError as error:
             raise _unwritable(target, error) from error
         yield directory
@@ -129,7 +129,7 @@ def move_directory(directory: Path, target: Path, out: Path) -> None:
 
 
 def move_file(file: Path, target: Path, out: Path) -> None:
-    """Give the finished file its name. Raises `ConfigError` where something has taken it."""
+    """Give the finished file its name. Raises `ConfigError` if the name is taken."""
     try:
         try:
             os.link(file, target)

@@ -1,4 +1,4 @@
-"""Quantises plain weights while they are read: the option `quantization` of an engine."""
+"""Rounding of plain weights while they are read: the option `quantization` of an engine."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from aioserve.models.stored import (
 __all__ = ["QuantizedWhileLoading", "RoundedFloats8"]
 
 HEAD_METHOD = "int8"
-"""How the output layer is quantised, and with it an embedding that is the same weight: its errors
-reach the logits undamped."""
+"""Method for the output layer, whose errors reach the logits undamped, and for a tied embedding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounded(Format):
-    """Plain floats that are rounded to integers of a form when they are read."""
+    """Plain floats that become integers of `form` while they are read."""
 
     plain: Plain
     form: IntegerForm
@@ -50,7 +49,7 @@ class Rounded(Format):
 
 @dataclass(frozen=True, slots=True)
 class RoundedFloats8(Format):
-    """Plain floats that are rounded to E4M3 when they are read, with a scale for each output."""
+    """Plain floats that become E4M3, with a scale for each output, while they are read."""
 
     plain: Plain
 
@@ -79,10 +78,10 @@ def _rounded(plain: Plain, method: str) -> Rounded | RoundedFloats8:
 
 
 class QuantizedWhileLoading(StoredWeights):
-    """`stored`, of which linear layers are quantised by the method, the head by `HEAD_METHOD`, and
-    an embedding that isn't the head, norms, biases and learned positions stay floats.
+    """Weights `stored`, with linear layers quantised by `method` and the head by `HEAD_METHOD`.
 
-    Raises `ConfigError` where a weight is quantised in the files already.
+    Norms, biases, learned positions and an untied embedding stay floats. Raises `ConfigError` if a
+    weight is already quantised in the files, or stored in turns.
     """
 
     def __init__(self, stored: StoredWeights, architecture: Architecture, method: str) -> None:

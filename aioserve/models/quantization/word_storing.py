@@ -1,7 +1,7 @@
-"""GPTQ's and AWQ's files: integers of 4 bits in words of 32, scales and zero points of groups.
+"""Files of GPTQ and AWQ: 4-bit integers in words of 32 bits, scales and zero points of groups.
 
-Scales are float16, as programs expect of these formats. Models in bfloat16 have them rounded to
-bfloat16 before, so that programs that compute with either read the same numbers.
+Scales are float16, which programs expect of these formats. For models in bfloat16, they are rounded
+to bfloat16 first, so that programs that compute in either dtype read the same numbers.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ IN_WORD = 8
 _MIDDLE = 8
 _LARGEST = 15
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)
-"""Shares of a group's range that may be kept: what lies beyond is cut off, and the rest gets finer
-steps. The one with the least squared error is taken, the first of equal ones."""
+"""Candidates for the share of a group's range that is kept.
+
+Numbers beyond it are cut off, and the others get finer steps. The candidate with the least squared
+error is taken, or the first of equal ones."""
 
 
 @dataclass(frozen=True)
 class GptqStoring(Method):
-    """What GPTQ's files hold: symmetric integers, inputs in their own order."""
+    """GPTQ's files: symmetric integers, with inputs in their own order."""
 
     group_size: int
 
     name = "gptq"
 
     def config(self, ignored: list[str]) -> dict[str, Any]:
-        # A module is left out by a rule, since the format has no list of these.
+        # The format has no list of plain modules, so each gets a rule.
         left_out = {f"-:^{re.escape(one)}$": {} for one in ignored if one != "lm_head"}
         return {
             "quant_method": "gptq",
@@ -70,12 +72,13 @@ class GptqStoring(Method):
         }
 
     def stored(self, values: np.ndarray, scales: Floats) -> dict[str, np.ndarray]:
-        """Parts of a weight, of values int8 [out, in] within [-8, 7] and scales [out, groups] that
-        `short_scales` gave."""
+        """Make the parts of a weight: values int8 [out, in] within [-8, 7], scales [out, groups].
+
+        `scales` must come from `short_scales`."""
         rows, columns = values.shape
         groups = scales.shape[1]
         numbers = (values + np.int8(_MIDDLE)).view(np.uint8)
-        # The first version of the format stores zero points less 1.
+        # The first version of the format stores zero points minus 1.
         zeros = np.full((groups, rows), _MIDDLE - 1, np.uint8)
         return {
             "qweight": np.ascontiguousarray(packed(numbers, BITS).T),
@@ -87,7 +90,7 @@ class GptqStoring(Method):
 
 @dataclass(frozen=True)
 class AwqStoring(RoundingMethod):
-    """What AWQ's files hold, in the layout "gemm": integers with zero points."""
+    """AWQ's files in the layout "gemm": integers with zero points."""
 
     group_size: int
 
@@ -126,7 +129,7 @@ class AwqStoring(RoundingMethod):
         }
 
     def once_rounded(self, weight: Floats, scales: str) -> Floats:
-        """What would be read back of a weight whose groups keep their whole range."""
+        """Round a weight whose groups keep their whole range, and dequantise it again."""
         values, zeros, short = self._rounded(weight, scales, _SHRINKS[:1])
         columns = weight.shape[1]
         each = [np.repeat(part, self.group_size, axis=1)[:, :columns] for part in (zeros, short)]
@@ -135,7 +138,9 @@ class AwqStoring(RoundingMethod):
     def _rounded(
         self, weight: Floats, scales: str, shrinks: Sequence[float]
     ) -> tuple[np.ndarray, np.ndarray, Floats]:
-        """Values uint8 [out, in], zero points uint8 and scales float32 [out, groups]."""
+        """Return values, uint8 [out, in], with zero points and scales, both [out, groups].
+
+        Zero points are uint8, scales float32."""
         if not np.isfinite(weight).all():
             raise WeightsError("NaN and infinity can't be quantised")
         groups = np.ascontiguousarray(weight).reshape(len(weight), -1, self.group_size)
@@ -159,7 +164,7 @@ class AwqStoring(RoundingMethod):
 
 
 def short_scales(scales: Floats, precision: str) -> Floats:
-    """Scales as the files hold them, in float32. Raises `WeightsError` beyond float16."""
+    """Round scales to the files' precision, in float32. Raises `WeightsError` beyond float16."""
     if precision == "BF16":
         bits = np.ascontiguousarray(scales).view(np.uint32)
         bits = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
@@ -172,7 +177,7 @@ def short_scales(scales: Floats, precision: str) -> Floats:
 
 
 def _awq_words(numbers: np.ndarray) -> np.ndarray:
-    """Numbers uint8 [out, n] as int32 [n, out / 8]."""
+    """Pack numbers, uint8 [out, n], into AWQ's words, int32 [n, out / 8]."""
     count, width = numbers.shape[1], len(numbers)
     placed = np.empty((count, width // IN_WORD, IN_WORD), np.uint8)
     placed[:, :, PLACES] = numbers.T.reshape(placed.shape)

@@ -1,3 +1,4 @@
-"""Quantisation that looks at a text first: the model computes it, and what goes into each linear
-layer decides how its weight is rounded or scaled.
+"""Quantisation with a text, which the model computes first.
+
+The inputs of each linear layer decide how its weight is rounded or scaled.
 """

@@ -1,6 +1,6 @@
-"""The method GPTQ: weights are rounded by `gptq_rounding` while the model computes a text.
+"""Method GPTQ: weights are rounded by `gptq_rounding` while the model computes a text.
 
-What counts for a layer are the inputs that it gets from the rounded layers before it.
+Each layer is rounded for the inputs that it gets from the rounded layers before it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Gptq"]
 
 
 class Gptq(GptqStoring):
-    """GPTQ with the second moments of these windows of text."""
+    """GPTQ with the second moments of inputs for windows of text."""
 
     def __init__(self, group_size: int, windows: Windows) -> None:
         super().__init__(group_size)

@@ -1,10 +1,10 @@
-"""Rounds weights one input after the other, and takes each one's error off those that follow.
+"""Rounding of weights input by input, where later inputs compensate for the errors of earlier ones.
 
 Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
-2022, section 3.3. With inputs X [tokens, in] of a layer and H = X.T X, the error that counts is
-`|X (W - Q).T|`; Cholesky's factor U of the inverse of H says how much of an input's error the
-inputs behind it can make up for. Inputs come by falling H[i, i] ("act-order"), with the scales
-of all groups chosen beforehand ("static groups"), so that files keep the inputs' own order.
+2022, section 3.3. For inputs X [tokens, in] of a layer and H = X.T X, it minimises
+`|X (W - Q).T|`. Cholesky's factor U of the inverse of H tells how later inputs compensate for an
+input's error. Inputs come in the order of falling H[i, i] ("act-order"). Scales of all groups are
+chosen beforehand ("static groups"), so that files keep the inputs' own order.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from aioserve.models.stored import Floats
 __all__ = ["ErrorFeedback"]
 
 DAMPING = 0.01
-"""Share of the mean of H[i, i] that is added to each of them."""
+"""Share of the mean of H[i, i] that is added to each H[i, i]."""
 _BLOCK = 128
-"""Inputs whose errors are taken off all behind them at once."""
+"""Number of inputs whose errors are passed on to all later inputs at once."""
 _OUTPUTS = 256
-"""Outputs of a block that are rounded together: with its inputs they fit a core's cache."""
+"""Number of outputs that are rounded together, so that a block of them fits a core's cache."""
 
 
 class ErrorFeedback:
-    """For the layers that have these second moments of their inputs: float32 [in, in].
+    """Rounding for layers whose inputs have the second moments `moments`, float32 [in, in].
 
-    Raises `WeightsError` for moments of which no damping makes a matrix that can be inverted.
+    Raises `WeightsError` if damping does not make the moments invertible.
     """
 
     def __init__(self, moments: Tensor) -> None:
@@ -40,10 +40,11 @@ class ErrorFeedback:
         self._upper = _factor(ordered)
 
     def nearest(self, weight: Floats, scales: Floats, group_size: int) -> np.ndarray:
-        """The values, int8 [out, in] within [-8, 7], that stand for the weight float32 [out, in]
-        with these scales, float32 [out, groups]."""
+        """Round a weight, float32 [out, in], to values within [-8, 7]: int8 [out, in].
+
+        `scales` are float32 [out, groups]."""
         order, upper = self._order, self._upper
-        left = torch.from_numpy(weight)[:, order].T.contiguous()  # [in, out]: rows are walked
+        left = torch.from_numpy(weight)[:, order].T.contiguous()  # [in, out]: loops go by rows
         each = torch.from_numpy(scales).T[order // group_size]
         values = torch.empty_like(left)
         count, outputs = left.shape
@@ -68,11 +69,11 @@ class ErrorFeedback:
 def _round_block(
     left: Floats, scales: Floats, upper: Floats, values: Floats, errors: Floats
 ) -> None:
-    """Round the weights `left` of a block of inputs, [in, out], to `values`, and take the `errors`
-    of each input off those behind it.
+    """Round the weights `left` of a block of inputs, [in, out], to `values`.
 
-    On one thread: these are thousands of short operations, and threads that wait for each other
-    after every one take several times as long where something else runs on the machine.
+    Each input's `errors` are passed on to the later inputs of the block. One thread does it:
+    threads that wait for each other after each of thousands of short operations take several times
+    as long beside other work on the machine.
     """
     divisors = np.where(scales == 0, np.float32(np.inf), scales)
     spread = np.empty(left.shape, np.float32)
@@ -86,13 +87,13 @@ def _round_block(
 
 
 def _factor(moments: Tensor) -> Tensor:
-    """The upper triangle U with U.T @ U = inverse of the damped moments."""
+    """Compute the upper triangle U with U.T @ U = inverse of the damped moments."""
     mean = float(moments.diagonal().mean())
     damping = DAMPING * mean if mean > 0 else 1.0
     for _ in range(4):
         damped = moments.double()
         damped.diagonal().add_(damping)
-        # Turned by half a turn, the inverse of a lower factor is the upper factor of the inverse.
+        # With both axes flipped, the inverse of a lower factor is the upper factor of the inverse.
         lower, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
         if not failed:
             unit = torch.eye(len(lower), dtype=lower.dtype)

@@ -1,9 +1,9 @@
-"""Shows what goes into each linear layer of a model while it computes some windows of text.
+"""Inputs of each linear layer of a model while it computes windows of text.
 
-All windows are one batch, so the layers are computed one after the other, each for all tokens, and
-what is done to a layer is seen by those behind it. Memory: the weights as floats; of activations,
-for each token at most about three times the outputs of the widest linear layer; keys and values of
-one layer.
+All windows are one batch, so that layers are computed one after the other, each for all tokens.
+Later layers therefore see the changes of earlier ones. It takes the memory of the weights as
+floats, keys and values of one layer, and activations. For each token, these are at most about three
+times the outputs of the widest linear layer.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ from aioserve.paging.layout import kv_layout
 __all__ = ["Visit", "Windows", "second_moments", "show_inputs"]
 
 Windows = Sequence[npt.NDArray[np.int64]]
-"""Token ids of texts that don't see each other."""
+"""Token ids of independent texts."""
 
 Visit = Callable[[architecture.Linear, Linear, Tensor], Linear]
-"""Is called with each linear layer but the head, in the order of the computation, and with its
-inputs `[tokens, in]`. Gives the layer to go on with: that one, or another in its place."""
+"""Function called with each linear layer except the head, and with its inputs `[tokens, in]`.
+
+Calls are in the order of the computation. It returns the layer to compute with: the same one, or a
+replacement."""
 
 _ROWS = 4096
-"""Rows that are computed at once where that saves memory."""
+"""Number of rows that are computed at once to save memory."""
 
 
 def show_inputs(model: Path, windows: Windows, visit: Visit) -> None:
     """Compute the windows in the dtype of the model's weights, on the reference backend.
 
-    Raises `ConfigError` for a mixture of experts, `ModelError` where the model computes NaN or
-    infinity, and as `load_model` does.
+    Raises `ConfigError` for a mixture of experts, `ModelError` if the model computes NaN or
+    infinity, and the errors of `load_model`.
     """
     decoder = load_model(model, backend=ReferenceBackend(), use_program=False)
     if any(parts_of(decoder.config.layers, architecture.Experts)):
@@ -64,7 +66,7 @@ def show_inputs(model: Path, windows: Windows, visit: Visit) -> None:
 
 
 def second_moments(x: Tensor) -> Tensor:
-    """Mean of `row.T @ row` over the rows of x `[tokens, in]`: float32 `[in, in]`."""
+    """Compute the mean of `row.T @ row` over the rows of x `[tokens, in]`: float32 `[in, in]`."""
     total = torch.zeros(x.shape[1], x.shape[1], device=x.device)
     for part in x.split(_ROWS):
         wide = part.float()
@@ -76,7 +78,7 @@ class _ShownOps(TensorOps):
     __slots__ = ("_described", "_visit")
 
     def __init__(self, decoder: Decoder, host: HostBatch, visit: Visit) -> None:
-        # Each layer reads what it has just written, and nothing else: all may write to one place.
+        # Each layer reads only the KV that it has just written, so that all can share one place.
         shape = decoder.kv_shape(len(host.context_lens), int(host.context_lens.max()))
         layout = kv_layout(decoder.config.kv_layers(decoder.kv_format)[:1], 1)
         kv = decoder.backend.allocate_kv(shape._replace(layout=layout))

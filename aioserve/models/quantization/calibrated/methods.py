@@ -1,4 +1,4 @@
-"""The methods of `aioserve quantize` that take a text, by their names."""
+"""Methods of `aioserve quantize` that take a text, by name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ DEFAULT_ALPHA = 0.5
 def calibrated_method(
     name: str, group_size: int | None, windows: Windows, smoothquant: float | None = None
 ) -> Method:
-    """gptq or awq, with groups of that size or 128; or w8a8 with SmoothQuant's alpha, 0.5 when not
-    given. Raises `ConfigError`."""
+    """Return the method `name`: gptq, awq, or w8a8 with SmoothQuant.
+
+    The default of `group_size` is 128, that of SmoothQuant's alpha `smoothquant` 0.5. Raises
+    `ConfigError`."""
     if name == "w8a8":
         alpha = DEFAULT_ALPHA if smoothquant is None else smoothquant
         return Scaled(method_named(name, group_size), SmoothQuant(alpha), windows)

@@ -1,14 +1,14 @@
-"""Methods that move size from a layer's inputs to its weight, or back, before they round.
+"""Methods that scale a layer's inputs against its weight before they round.
 
-`x @ W.T = (x / s) @ (W * s).T`, and who divides x is what made it: the norm before a layer, the
-values before the output projection, the up projection before the down projection. So the copy
-has the architecture of the model. What s is good for depends on the method:
+`x @ W.T = (x / s) @ (W * s).T`. The source of x divides it: the norm before a layer, the values
+before the output projection, the up projection before the down projection. The copy therefore has
+the architecture of the model. The method decides the purpose of s:
 
 - SmoothQuant (Xiao et al., 2022, section 4): activations are rounded to 8 bits as well, and s makes
-  their outliers smaller. s = max|x| ** alpha / max|W| ** (1 - alpha), at norms.
+  their outliers smaller. At norms, s = max|x| ** alpha / max|W| ** (1 - alpha).
 - AWQ (Lin et al., "AWQ: Activation-aware Weight Quantization", 2023, section 3.2): weights are
-  rounded to 4 bits, and s makes those larger that meet large inputs. s = mean|x| ** alpha, with the
-  alpha of a grid that leaves the least error of the layer's outputs.
+  rounded to 4 bits, and s enlarges weights of large inputs. With s = mean|x| ** alpha, alpha is the
+  one of a grid that leaves the least error in the layer's outputs.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from aioserve.ops import Linear
 __all__ = ["ActivationAware", "ScaleChoice", "Scaled", "Shared", "SmoothQuant"]
 
 _GRID = 20
-"""Values of alpha that AWQ tries, from 0 on."""
+"""Number of alphas that AWQ tries, from 0 upwards."""
 _SAMPLE = 1024
-"""Most tokens by which AWQ compares them."""
+"""Most tokens by which AWQ compares alphas."""
 _LEAST = np.float32(1e-4)
-"""Least of what powers are taken of, so that an input that is always zero gets a scale."""
+"""Lower bound of numbers before their powers are taken, for inputs that are always zero."""
 
 
 Shared = Callable[[Floats], Floats]
-"""Makes numbers of inputs equal where the inputs can only be scaled alike."""
+"""Function that makes numbers [in] equal for inputs that must have the same scale."""
 
 
 class ScaleChoice(ABC):
-    """Finds the factors of a layer's inputs."""
+    """Choice of the factors for a layer's inputs."""
 
     everywhere: bool
-    """Whether inputs are scaled that don't come from a norm, too."""
+    """True if inputs that don't come from a norm are scaled, too."""
 
     @abstractmethod
     def scales(self, x: Tensor, weight: Floats, precision: str, shared: Shared) -> Floats:
-        """Factors, float32 [in], of a weight float32 [out, in] with inputs x `[tokens, in]`.
+        """Choose factors, float32 [in], for a weight [out, in] with inputs x `[tokens, in]`.
 
-        `precision` is that of the weight's scales, F32 or BF16; what depends on the inputs' sizes
-        alone is made of `shared(sizes)`.
+        `precision` is that of the weight's scales, F32 or BF16. Sizes of inputs must go through
+        `shared` before they are used.
         """
 
 
@@ -100,7 +100,7 @@ class ActivationAware(ScaleChoice):
 
 
 class Scaled(Method):
-    """`inner`, of weights scaled as `choice` finds with these windows of text."""
+    """Method `inner`, on weights that are scaled as `choice` decides with windows of text."""
 
     def __init__(self, inner: RoundingMethod, choice: ScaleChoice, windows: Windows) -> None:
         self.name: str = inner.name
@@ -134,15 +134,15 @@ class Scaled(Method):
 
 
 class _Place(NamedTuple):
-    """Where the inputs of a layer are made."""
+    """Source of a layer's inputs."""
 
     fold: Callable[[architecture.Linear, Floats], None]
-    """Multiplies the layer's columns by factors, and divides by them what makes its inputs."""
+    """Multiply the layer's columns by factors, and divide the source of its inputs by them."""
     shared: Shared = np.asarray
 
 
 class _Folding:
-    """The scaling of a model, while it is found."""
+    """Scaling of a model, while it is being computed."""
 
     def __init__(self, model: OpenModel) -> None:
         self._model = model
@@ -155,11 +155,11 @@ class _Folding:
         return Scaling(self._columns, self._rows, self._vectors)
 
     def places(self, *, everywhere: bool) -> dict[architecture.Linear, _Place]:
-        """The layers whose inputs can be scaled: those behind norms, or all."""
+        """Find the layers whose inputs can be scaled: after norms only, or `everywhere`."""
         found: dict[architecture.Linear, _Place] = {}
         for layer in self._model.config.layers:
             mlp = next(parts_of(layer.feed_forward, architecture.MLP))
-            # The norm before latents scales the inputs of several layers, and none is scaled.
+            # The norm before latents feeds several layers, so that none of them is scaled.
             attention = layer.mixer if isinstance(layer.mixer, architecture.Attention) else None
             qkv = None if attention is None else attention.qkv
             shared = layer.parallel and layer.feed_forward_norm is None
@@ -186,7 +186,7 @@ class _Folding:
         before, after = weight + offset, new + offset
         if norm.centered:  # a LayerNorm multiplies by the rounded sum
             before, after = _as_stored(before, dtype), _as_stored(after, dtype)
-        # What rounding the norm has changed, the layer's weight makes up for.
+        # The layer's weight compensates for the rounding of the norm.
         can = (before != 0) & (after != 0) & np.isfinite(new)
         quotients = before / np.where(can, after, 1)
         exact = np.where(can, quotients, 1).astype(np.float32)
@@ -231,7 +231,7 @@ class _Folding:
 def _split(
     tensors: Sequence[architecture.Tensor], stacked: Floats
 ) -> Iterator[tuple[architecture.Tensor, Floats]]:
-    """What each of some tensors, stacked along their rows, has of one number for each row."""
+    """Split numbers, one for each row of stacked tensors, into those of each tensor."""
     top = 0
     for tensor in tensors:
         yield tensor, stacked[top : top + tensor.rows]
@@ -239,14 +239,14 @@ def _split(
 
 
 def _alike(heads: architecture.Heads, of_inputs: Floats) -> Floats:
-    """The mean over the query heads that read the same values."""
+    """Replace numbers by their means over the query heads that read the same values."""
     groups = of_inputs.reshape(heads.kv, -1, heads.dim)
     means = groups.mean(axis=1, keepdims=True)
     return np.broadcast_to(means, groups.shape).reshape(-1)
 
 
 def _as_stored(values: Floats, dtype: str) -> Floats:
-    """The numbers that a file of that dtype has in place of these."""
+    """Round numbers to a file's dtype, in float32."""
     array = rounded(np.ascontiguousarray(values, np.float32), dtype)
     if dtype != "bfloat16":
         return array.astype(np.float32)
