@@ -1,4 +1,4 @@
-"""Help for web apps that answer with a whole completion.
+"""Cancellation for web apps that answer with a whole completion.
 
     @app.post("/complete")
     async def complete(request: Request, body: Body):
@@ -6,8 +6,8 @@
             return await engine.generate(body.prompt)
         return Response(status_code=499)
 
-A framework of ASGI lets a route run on after its client has left, since nothing is sent that would
-fail. The client's leaving cancels what is inside the block, and frees the engine's request.
+An ASGI framework keeps running a route after its client has disconnected. Here the disconnect
+cancels the block, which frees the engine's request.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ import anyio
 __all__ = ["Receive", "Request", "until_disconnected"]
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-"""ASGI's `receive`."""
+"""ASGI's `receive` callable."""
 
 
 class Request(Protocol):
-    """A request of Starlette, FastAPI or Litestar."""
+    """Request of Starlette, FastAPI or Litestar: an object with ASGI's `receive`."""
 
     @property
     def receive(self) -> Receive: ...
 
 
 def until_disconnected(request: Request | Receive) -> AbstractAsyncContextManager[None]:
-    """Cancel the block, and go on behind it, when the client of `request` disconnects.
+    """Cancel the block when the client of `request` disconnects, and continue behind the block.
 
-    `request` has ASGI's `receive`, or is it. Its body must have been read: what is received from
-    here on is thrown away. Exceptions of the block pass through as they are; a block that was
-    cancelled from outside stays cancelled. Raises TypeError for another kind of request.
+    `request` is a request object with a `receive` attribute, or ASGI's `receive` itself. Read the
+    body first: later messages are thrown away. Exceptions of the block propagate unchanged, and so
+    does a cancellation from outside. Raises TypeError for any other kind of request.
     """
     receive = cast("Receive", getattr(request, "receive", request))
     if not callable(receive):

@@ -1,1 +1,1 @@
-"""Names of other engines' options, and ours, for each door of the library and the command."""
+"""Other engines' option names and their equivalents here, for Python and the command line."""

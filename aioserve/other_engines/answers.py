@@ -1,7 +1,7 @@
-"""Answers to names that a door doesn't have: the name here, or that there is none.
+"""Answers to unknown option names: the equivalent name here, or that there is none.
 
-A door is a constructor, a call or a command. One table (`of_engines`, `of_requests`,
-`of_commands`, `families`) has the answers, and each door writes names of ours in its own way.
+A door is a constructor, a call or a command. One table (`of_engines`, `of_requests`, `of_commands`,
+`families`) has the answers, and each door spells our names its own way.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ ROWS: Final[tuple[Row, ...]] = (*of_engines.ROWS, *of_requests.ROWS, *of_command
 
 _NAME = re.compile(r"\{(?P<off>!?)(?P<name>\w+)(=(?P<value>[^}]+))?\}")
 _BEGINNING = 6
-"""Characters that a name must have for others to begin with it, as argparse takes them."""
+"""Fewest characters of an abbreviation. Like argparse, it stands for a name it is a prefix of."""
 _LIKE = 0.6
 _NEARLY = 0.85
 _SPECULATION = re.compile(r"speculation_(?P<field>max_tokens|max_branches|acceptance)")
 _OFF = {"chat": "--raw"}
-"""Flags that turn an option off, where that isn't `--no-` and its name."""
+"""Flags that turn an option off, unless the flag is `--no-` and the option's name."""
 
 
 def unknown_in_python(call: str, name: str, known: Collection[str]) -> str:
-    """The answer to an argument that a call, or a class, doesn't have. `known` are those that it
-    has. Other engines have nothing like the classes that are no door."""
+    """Message for an argument that a function or class doesn't have.
+
+    `call` is its name, and `known` holds the argument names it has. Classes without a place in the
+    table only get a suggestion of a similar argument.
+    """
     word = _plain(name)
     if (home := _HOMES.get(call) or (Home.CALL if call.islower() else None)) is not None:
         row, own = _row(word, known, lambda row: row.home in (home, Home.ANY))
@@ -50,8 +53,11 @@ def unknown_in_python(call: str, name: str, known: Collection[str]) -> str:
 
 
 def on_command_line(option: str, known: Collection[str]) -> str | None:
-    """The answer to an option that a command doesn't have; None where there is nothing to say but
-    which of its own it may be like. `known` are these, as names in Python."""
+    """Message for an option that a command doesn't have. None if the table has no answer.
+
+    `known` holds the command's own options, spelled as Python names. The caller may still suggest a
+    similar one.
+    """
     is_long = option.startswith("--")
     if not is_long and option not in SHORT:
         return None
@@ -68,7 +74,7 @@ def on_command_line(option: str, known: Collection[str]) -> str | None:
 
 
 def named_in(answer: str) -> set[str]:
-    """Names of ours in an answer."""
+    """Our own names in an answer."""
     return {found["name"] for found in _NAME.finditer(answer)}
 
 
@@ -87,8 +93,11 @@ _PLACES = {
 
 
 def _place(home: Home, door: Home | None = None, known: Collection[str] = ()) -> str:
-    """The place of an option of ours, said at a door of Python, which has `known`, or on a command
-    line."""
+    """Place of one of our options, in words.
+
+    `door` is the Python place that asks, and `known` holds its argument names. Without a `door`,
+    the command line asks.
+    """
     if home is Home.SAMPLING and door is Home.CALL and "params" in known:
         return "an argument of SamplingParams, which goes into params"
     if home is door is Home.CALL:
@@ -99,7 +108,7 @@ def _place(home: Home, door: Home | None = None, known: Collection[str] = ()) ->
 
 
 def _plain(name: str) -> str:
-    """A name with underscores and in small letters."""
+    """`name` in lower case, with underscores."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-"))
     return words.replace("-", "_").lower()
 
@@ -110,9 +119,11 @@ def _plain(name: str) -> str:
 def _row(
     word: str, known: Collection[str], is_here: Callable[[Row], bool]
 ) -> tuple[Row | None, Home | None]:
-    """The row that answers a name, or where one of our own names is; neither where the name is
-    nearly one of `known`."""
-    # From what is surely meant to what only may be.
+    """Row that answers a name, or else the place where `word` is our own option.
+
+    Both are None if `word` is in `known`, or close to a name in it.
+    """
+    # From the surest match to the vaguest.
     if word in known:
         return None, None
     table = _by_name()
@@ -133,7 +144,8 @@ def _row(
 
 
 def _beginning_with(word: str) -> Sequence[Row]:
-    """Rows of names that begin so, where all of these mean the same: what argparse would take."""
+    """Rows of the names that begin with `word`, as argparse would complete it. Empty if these names
+    have different meanings."""
     if len(word) < _BEGINNING:
         return ()
     longer = [rows for name, rows in _by_name().items() if name.startswith(word)]
@@ -141,7 +153,7 @@ def _beginning_with(word: str) -> Sequence[Row]:
 
 
 def _chosen(rows: Sequence[Row], is_here: Callable[[Row], bool]) -> Row:
-    """The first row that is here, or else the first of all."""
+    """First row whose options are here, or else the first row."""
     return next(filter(is_here, rows), rows[0])
 
 
@@ -162,23 +174,22 @@ def _by_name() -> dict[str, list[Row]]:
 
 
 def _own_home(word: str) -> Home | None:
-    """The door where one of our own names is an option."""
+    """Place where `word` is our own option; None if nowhere."""
     return next((home for home in (*DOORS, Home.SERVE) if word in own_names(home)), None)
 
 
 @cache
 def own_names(home: Home) -> frozenset[str]:
-    """Our own names at a door of Python, as its signature shows them, or the settings of a
-    server."""
+    """Our own names at a Python place, read from its signatures, or the settings of a server."""
     if home is Home.SERVE:
         return frozenset(SETTINGS.split())
-    # Looked up by name when an answer is wanted: the doors themselves ask for answers.
+    # Resolved by name at call time: importing these classes here would be circular.
     doors = [pkgutil.resolve_name(f"aioserve:{name}") for name in DOORS[home]]
     names = [name for door in doors for name in inspect.signature(door).parameters]
     return frozenset(names) - {"self"}
 
 
-# -- answers as they are written at a door
+# -- answers, spelled for Python or the command line
 
 
 def _in_python(row: Row, door: Home, known: Collection[str]) -> str:

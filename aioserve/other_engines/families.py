@@ -1,5 +1,7 @@
-"""Answers to names by a word in them, as other engines have many for one thing, and what short
-options of their commands stand for."""
+"""Answers to whole families of option names, found by a word in the name; and short options.
+
+Other engines often have many options for one subject, like `speculative_...`.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,8 @@ FAMILIES: Final[tuple[Row, ...]] = (
         "an engine runs in the process that makes it: there is no such option",
     ),
 )
-"""A name belongs to the first of them that has a word, or some in a row, which are in it."""
+"""Rows whose names are words, or words joined by underscores. An option gets the answer of the
+first row with words that it contains."""
 
 _SHORT: Final = """
 C=cpu_mask Cb=cpu_mask_batch Cbd=spec_draft_cpu_mask_batch Cd=spec_draft_cpu_mask Cr=cpu_range
@@ -140,4 +143,4 @@ tp=tensor_parallel_size ts=tensor_split ub=ubatch_size v=verbose
 SHORT: Final[dict[str, str]] = {
     f"-{short}": name for short, _, name in [pair.partition("=") for pair in _SHORT.split()]
 }
-"""Short options of vLLM's and llama.cpp's commands, and what they are called in full."""
+"""Full names of the short options of vLLM's and llama.cpp's commands, by option, like `-ngl`."""

@@ -1,4 +1,4 @@
-"""Options of commands and servers: names elsewhere, and what is said of them."""
+"""Command and server options of other engines, each with its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of engines, and of models and their files: names elsewhere, and what is said of them."""
+"""Engine, model and file options of other engines, each with its answer."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ ROWS: Final[tuple[Row, ...]] = (
         "all layers are on one device, which {device} names",
     ),
     Row(Home.ENGINE, "cpu_offload_gb", _OFFLOAD),
-    # -- guesses
+    # -- speculation
     Row(
         Home.ENGINE,
         "speculative_config speculative_algorithm spec_method spec_type use_mtp mtp eagle3 "

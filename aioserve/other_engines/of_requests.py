@@ -1,4 +1,4 @@
-"""Parameters of sampling and arguments of calls: names elsewhere, and what is said of them."""
+"""Sampling parameters and call arguments of other engines, each with its answer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Rows of the table of other engines' options.
 
 Names are those of vLLM, SGLang, llama.cpp (and llama-cpp-python), Ollama, TGI, MLX and
-transformers, with underscores. An answer has names of ours in braces: `{name}`, `{!name}` for what
-is turned off, `{name=value}`. Each door writes them in its own way.
+transformers, with underscores. An answer writes our names in braces: `{name}`, `{!name}` for an
+option turned off, `{name=value}`. Python and the command line spell them differently.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["DOORS", "SETTINGS", "Home", "Row"]
 
 
 class Home(Enum):
-    """Doors where the names of an answer are options, in words."""
+    """Place where the names in an answer are options; the value is its name in messages."""
 
     ENGINE = "Engine"
     SAMPLING = "SamplingParams"
@@ -26,21 +26,21 @@ class Home(Enum):
     BENCH = "`aioserve bench throughput`"
     PLAN = "`aioserve plan`"
     ANY = ""
-    """An answer without names, which is as good at every door."""
+    """An answer without names, which fits everywhere."""
 
     @property
     def is_python(self) -> bool:
-        """True if options there are arguments in Python, and not words of a command."""
+        """True if options are Python arguments here, rather than flags of a command."""
         return self in (Home.ENGINE, Home.SAMPLING, Home.FORM, Home.CALL)
 
 
 class Row(NamedTuple):
-    """Names that mean the same elsewhere, and what is said of them."""
+    """Names with the same meaning in other engines, and the answer to them."""
 
     home: Home
     names: str
-    """Names with spaces between them. A name in several rows has the answer of the first whose
-    options the door has, or else of the first."""
+    """Names, separated by spaces. A name may be in several rows: the first row whose options exist
+    at the place asked about wins, or else the first row."""
     answer: str
 
 
@@ -50,7 +50,7 @@ DOORS: Final[dict[Home, tuple[str, ...]]] = {
     Home.FORM: ("StructuredOutput",),
     Home.CALL: ("Engine.generate", "Engine.chat"),
 }
-"""Doors in Python, by their names in `aioserve`. Their signatures say which names are ours."""
+"""Classes and methods of `aioserve` whose signatures hold our names, by place."""
 SETTINGS: Final = (
     "host port uds tls_cert_file tls_key_file allow_without_key drain_seconds "
     "keep_alive_seconds api_key api_key_file served_model_names max_body_bytes max_prompts "
@@ -61,5 +61,5 @@ SETTINGS: Final = (
     "max_metadata_key_chars max_metadata_value_chars max_stored_responses max_stored_bytes "
     "stored_response_seconds"
 )
-"""Settings of a server, with spaces between them. They come with an extra, which may be missing
-here: a test compares them."""
+"""Settings of `aioserve serve`, separated by spaces. Listed here because the server is an optional
+extra that may not be installed. A test compares this list with the real settings."""
