@@ -1,4 +1,4 @@
-"""HTTP over an `EngineLike`: an ASGI app that speaks the APIs of clients of language models.
+"""HTTP server over an `EngineLike`: an ASGI app with the APIs of common language model clients.
 
     from aioserve.server import create_app
 
@@ -9,11 +9,11 @@
       └► metrics, call_reports                          ├─► operations: is it alive, is it ready
                                                         └─► page/, steps/: what the engine does
 
-`openai/` and `anthropic/` are bodies, answers and errors as each API writes them, `chat_parts/` is
-what they share: tools and structured output, limits, the pieces of completions. `app` lists the
-endpoints, `app_state` is what each handler is given and how it drains, `running` is the life of a
-server, `connections` and `outgoing` are its half of HTTP/1.1, whatever clients do. Knows the engine
-by its public methods alone: neither the scheduler nor tensors.
+The folders `openai/`, `anthropic/` and `ollama/` hold bodies, answers and errors in each API's
+format. They share `chat_parts/`: tools and structured output, limits, the pieces of completions.
+Endpoints are listed in `app`. Handlers get `app_state`, which also drains. `running` is the life of
+a server. `connections` and `outgoing` are its half of HTTP/1.1, whatever clients do. The server
+knows the engine by its public methods alone: neither the scheduler nor tensors.
 """
 
 from __future__ import annotations

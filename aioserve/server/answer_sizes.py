@@ -1,13 +1,14 @@
-"""Bounds of the answers' bytes: of each before anything is computed, and of all in memory together.
+"""Bounds on the bytes of answers: of each before anything is computed, and of all in memory
+together.
 
     prompts x n x (tokens + echoed tokens) x (1 + logprobs)
 
-Each factor has a limit of its own, and their product hasn't: a body of some hundred kilobytes could
-ask for gigabytes. What is counted here is what an answer may become at most, of texts whose tokens
-aren't known by their bytes, with bytes of JSON that a token and a log-probability take on average.
+Each factor has a limit, and their product needs its own: a body of some hundred kilobytes could ask
+for gigabytes. The sizes here are of the largest possible answer. They use average bytes of JSON for
+a token and a log-probability. A text counts as at most one token per byte.
 
-An answer that isn't streamed is kept until its client has read it. `Unsent` counts what all calls
-keep, and lets no more in where that is too much.
+An answer that isn't streamed is kept until its client has read it. The bytes of all calls together
+are counted by `Unsent`, which refuses more if there are too many.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from aioserve.server.errors import ApiError
 __all__ = ["AnswerSize", "Kept", "Unsent", "most_tokens_of"]
 
 TOKEN_BYTES = 16
-"""Text and id of a token, about."""
+"""Bytes of a token's text and id, about."""
 BUSY_RETRY_SECONDS = 1.0
 UNSAID_TOKENS = 4096
-"""Tokens by which an answer counts as kept that may be as long as the context and hasn't ended."""
+"""Most tokens counted for a running answer that is limited only by the context."""
 
 
 class AnswerSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,37 +38,37 @@ class AnswerSize(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     """Most tokens of a choice."""
     says_tokens: bool = True
-    """False where that is all that the context holds."""
+    """False if only the context limits `tokens`."""
     buffered_tokens: int | None = None
-    """Tokens of the choices of a prompt together that wait for a slow reader, where the answer is
-    streamed; None where all of them do."""
+    """Tokens of a prompt's choices together that wait for a slow reader, if the answer is streamed.
+    None if all of them do."""
     echoed_tokens: int = 0
-    """Tokens of prompts that choices begin with, in all choices together."""
+    """Prompt tokens that choices begin with, over all choices."""
     logprobs: int | None = None
-    """Number of the most likely tokens told at each place, beside its own."""
+    """Most likely tokens listed at each place, besides its own token."""
     prompt_tokens: int = 0
-    """Tokens of prompts that are told by themselves, in all choices together."""
+    """Prompt tokens that are listed separately, over all choices."""
     prompt_logprobs: int | None = None
-    """The same as `logprobs` at each place of these."""
+    """Most likely tokens listed at each of these, besides its own."""
     entry_bytes: int = 80
-    """Bytes of one log-probability, about: they depend on the API."""
+    """Bytes of one log-probability, about, which depend on the API."""
     copies: int = 1
-    """Number of times that the answer tells each token."""
+    """Number of times that the answer contains each token."""
 
     @property
     def num_bytes(self) -> int:
-        """Most bytes that are made and not sent at one time."""
+        """Most bytes that are made and not yet sent at one time."""
         return self._bytes_with(self.tokens)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes by which it counts while it is being computed."""
+        """Bytes counted for the answer while it is being computed."""
         return self._bytes_with(
             self.tokens if self.says_tokens else min(self.tokens, UNSAID_TOKENS)
         )
 
     def made_bytes(self, tokens: int) -> int:
-        """Bytes by which it counts once all choices together have so many tokens."""
+        """Bytes counted once all choices together have this many tokens."""
         return tokens * self._place_bytes + self._prompt_bytes
 
     def _bytes_with(self, tokens: int) -> int:
@@ -110,12 +111,12 @@ class AnswerSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PROMPT_ENTRY_BYTES = 72
-"""Bytes of one log-probability of a prompt, by its id, with its rank and its text."""
+"""Bytes of one log-probability of a prompt token: its id, rank and text."""
 
 
 def most_tokens_of(prompts: Sequence[Any], max_model_len: int) -> int:
-    """Most tokens of prompts together: a text has no more than bytes, and none has more than fit
-    the model."""
+    """Most tokens of prompts together. A text has at most one token per byte, and each prompt at
+    most `max_model_len`."""
     return sum(
         min(len(one.encode("utf-8", "surrogatepass")) if isinstance(one, str) else len(one), most)
         for most in [max_model_len]
@@ -124,15 +125,15 @@ def most_tokens_of(prompts: Sequence[Any], max_model_len: int) -> int:
 
 
 class Unsent:
-    """Counts bytes of answers, made or to be made, that aren't sent, for all calls of an app."""
+    """Bytes of unsent answers, made or to be made, of all calls of an app."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.num_bytes: int = 0
 
     def keep(self, num_bytes: int) -> None:
-        """Count an answer from now on. One is always let in. Raises `ApiError` where there would
-        be too much."""
+        """Count an answer from now on. A single one always fits. Raises `ApiError` if there would
+        be too many bytes."""
         if self.num_bytes and self.num_bytes + num_bytes > self._max_bytes:
             raise ApiError(
                 503,
@@ -144,12 +145,12 @@ class Unsent:
         self.num_bytes += num_bytes
 
     def change(self, before: int, after: int) -> None:
-        """Count an answer by what it became, or by nothing where it is sent."""
+        """Count an answer by its new size, which is 0 once it is sent."""
         self.num_bytes += after - before
 
 
 class Kept:
-    """Share of one call in the answers that are kept."""
+    """Bytes of one call among the unsent answers."""
 
     __slots__ = ("_max_bytes", "_num_bytes", "_size", "_unsent")
 
@@ -160,27 +161,27 @@ class Kept:
         self._num_bytes = 0
 
     def begin(self, size: AnswerSize) -> None:
-        """Count the answer of a request before it is submitted, in place of another of the call.
-        Raises `ApiError` where it may be too long, or all that is kept too much."""
+        """Count the answer of a request before it is submitted, in place of the call's previous
+        one. Raises `ApiError` if it may be too long, or if all unsent answers would be too much."""
         self.end()
         size.check(self._max_bytes)
         self._unsent.keep(size.kept_bytes)
         self._size, self._num_bytes = size, size.kept_bytes
 
     def keep(self, num_bytes: int) -> None:
-        """Count an answer that is made, and has no tokens. Raises `ApiError` where all that is kept
-        is too much."""
+        """Count an answer that is made and has no tokens. Raises `ApiError` if all unsent answers
+        would be too much."""
         self.end()
         self._unsent.keep(num_bytes)
         self._size, self._num_bytes = None, num_bytes
 
     def made(self, tokens: int) -> None:
-        """All its choices have ended, with so many tokens together."""
+        """Count the real size: all choices have ended, with this many tokens together."""
         if self._size is not None:
             self._become(self._size.made_bytes(tokens))
 
     def end(self) -> None:
-        """All of it is sent, or nobody reads it any more."""
+        """Count nothing more: all of it is sent, or its client has left."""
         self._become(0)
 
     def _become(self, num_bytes: int) -> None:

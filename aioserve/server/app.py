@@ -1,7 +1,8 @@
-"""`create_app`: an engine's APIs as one ASGI app, which watches the engine until its lifespan ends.
+"""`create_app`: an engine's APIs as one ASGI app.
 
-An app that is mounted in another has no lifespan of its own: it watches as long as the engine is
-there, unless the other one runs `app.router.lifespan_context`.
+The app observes the engine until its lifespan ends. An app that is mounted in another has no
+lifespan of its own. It observes as long as the engine exists, unless the outer app runs
+`app.router.lifespan_context`.
 """
 
 from __future__ import annotations
@@ -73,14 +74,17 @@ ENDPOINTS: Sequence[Endpoint[Any]] = (
     *(abort_requests, abort_request),
 )
 PAGE_ENDPOINTS: Sequence[Endpoint[Any]] = (live, live_now, trace)
-"""What the page shows of the engine."""
+"""Endpoints that the page reads, about the engine."""
 
 
 def create_app(engine: EngineLike, settings: ServerSettings | None = None) -> Starlette:
-    """An ASGI app that serves `engine`, which belongs to the caller: it is entered before the first
-    request comes, on the event loop that serves the app, and closed after the last. The app can be
-    mounted in any other. It watches the engine from now on until its lifespan ends, where it has
-    one. Raises `ConfigError` for settings that name no host or origin."""
+    """Return an ASGI app that serves `engine`, and can be mounted in any other.
+
+    The engine belongs to the caller. Enter it before the first request, on the event loop that
+    serves the app, and close it after the last. The app observes it from now on until the end of
+    its lifespan, if it has one. Raises `ConfigError` for settings with invalid hosts, origins or
+    operators.
+    """
     settings = ServerSettings() if settings is None else settings
     endpoints, steps = list(ENDPOINTS), None
     if settings.page:
@@ -115,7 +119,7 @@ def create_app(engine: EngineLike, settings: ServerSettings | None = None) -> St
 
     @asynccontextmanager
     async def watching(_: Starlette) -> AsyncIterator[None]:
-        """For a lifespan of the app, which may run again."""
+        """Lifespan of the app, which may run more than once."""
         if not stops:
             stops.extend([engine.observe(observer) for observer in observers])
         try:
@@ -130,17 +134,17 @@ def create_app(engine: EngineLike, settings: ServerSettings | None = None) -> St
         exception_handlers=NOT_FOUND,
         lifespan=watching,
     )
-    app.router.redirect_slashes = False  # behind a proxy that ends TLS it would lead to http://
+    app.router.redirect_slashes = False  # behind a proxy that ends TLS, it would lead to http://
     app.state.app_state = app_state
     return app
 
 
 SHAPES_BELOW = {"/api/": ollama.OLLAMA_ERRORS, "/v1/messages/": ANTHROPIC_ERRORS}
-"""Shapes of errors at paths that begin so, where nothing is served there."""
+"""Formats of errors at unknown paths, by their beginning."""
 
 
 def _shape_of(shapes: Mapping[str, ErrorShape], path: str) -> ErrorShape:
-    """Return the shape of errors at `path`: its endpoint's, or else its API's."""
+    """Return the format of errors at `path`: its endpoint's, or else its API's."""
     if (found := shapes.get(path)) is not None:
         return found
     below = (shape for begin, shape in SHAPES_BELOW.items() if path.startswith(begin))
@@ -148,7 +152,7 @@ def _shape_of(shapes: Mapping[str, ErrorShape], path: str) -> ErrorShape:
 
 
 def _named(route: Route | Mount) -> object:
-    """What a scope names as its endpoint."""
+    """Object that a scope has as its endpoint."""
     return route.app if isinstance(route, Mount) else route.endpoint
 
 

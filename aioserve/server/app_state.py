@@ -1,13 +1,13 @@
-"""What one app serves, and on whose behalf a call comes: what every handler is given.
+"""State of one app and of each call to it, as handlers receive them.
 
-The end of a server loses nothing: it takes no new requests, and those there are get their answers.
+A draining server refuses new requests, and finishes the answers in progress.
 
     open ──drain──► draining: /ready says 503, new requests are refused with 503
                         │       running ones go on, until the deadline ends them with an error
                         ▼
-                    every answer is sent to its end, to readers that read it by then
+                    every answer is sent in full, to clients that read it by then
 
-Installs no signal handler: the program that runs the app says when.
+Installs no signal handler: the program that runs the app calls `drain`.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ __all__ = ["SEND_SECONDS", "AppState", "Call", "Calls", "drain", "name_of"]
 
 
 class Calls:
-    """Counts the requests over HTTP of one app that haven't ended, for all that ask: the limit of
-    calls in progress, the end of a drain and the metrics."""
+    """HTTP requests of one app that haven't ended. The limit on concurrent calls, draining and the
+    metrics read these counts."""
 
     def __init__(self) -> None:
         self.num_requests: int = 0
-        """All requests, refused ones too."""
+        """All requests, including refused ones."""
         self.num_posted: int = 0
-        """Requests that were let in and ask for something to be computed."""
+        """Admitted POST requests, which ask for computation."""
         self.num_running: int = 0
-        """Requests whose body is being read, or whose answer isn't sent to its end. A stream that
-        shows what the engine does has no end, and is none of them."""
+        """Requests whose body is being read, or whose answer isn't fully sent. Streams of the
+        engine's activity never end, and don't count."""
         self._none_left = asyncio.Event()
         self._none_left.set()
         self._reading: dict[CallLog, anyio.CancelScope] = {}
-        """Cancel scopes of the calls whose bodies are coming, the oldest first."""
+        """Cancel scopes of the calls whose bodies are arriving, oldest first."""
         self._scopes: dict[CallLog, anyio.CancelScope] = {}
-        """Cancel scopes of the calls that are being answered, by the log of each call."""
+        """Cancel scopes of the calls that are being answered, by call log."""
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request from its head on."""
+        """Count a request from its head to its end."""
         self.num_requests += 1
         try:
             yield
@@ -74,7 +74,7 @@ class Calls:
 
     @contextmanager
     def running(self, *, posted: bool) -> Iterator[None]:
-        """Count one that has an end while it is answered."""
+        """Count a request while it is answered. `posted` is true for a POST."""
         self.num_posted += posted
         self.num_running += 1
         self._none_left.clear()
@@ -88,7 +88,7 @@ class Calls:
 
     @contextmanager
     def reading(self, call_log: CallLog) -> Iterator[anyio.CancelScope]:
-        """Let `end_oldest_body` end what is done within; whether it did, the scope says."""
+        """Let `end_oldest_body` cancel the block. The scope tells if it did."""
         with anyio.CancelScope() as scope:
             self._reading[call_log] = scope
             try:
@@ -97,8 +97,8 @@ class Calls:
                 self._reading.pop(call_log, None)
 
     def end_oldest_body(self) -> bool:
-        """Wait no longer for the body that is coming for the longest time; return whether there is
-        one. Clients that send no bodies must not keep out those that do."""
+        """Cancel the wait for the body that has been arriving longest. Return false if there is
+        none. Clients that never send their bodies must not keep out others."""
         for call_log, scope in self._reading.items():
             del self._reading[call_log]
             scope.cancel()
@@ -107,7 +107,7 @@ class Calls:
 
     @contextmanager
     def ended_by_name(self, call_log: CallLog) -> Iterator[anyio.CancelScope]:
-        """Let `abort` end what is done within for a call; whether it did, the scope says."""
+        """Let `abort` cancel the block of a call. The scope tells if it did."""
         with anyio.CancelScope() as scope:
             self._scopes[call_log] = scope
             try:
@@ -116,8 +116,7 @@ class Calls:
                 del self._scopes[call_log]
 
     def abort(self, request_ids: Container[str], but: CallLog) -> int:
-        """End the calls that ask for something to be computed and go by these ids, but for one;
-        return how many there were."""
+        """Cancel the POST calls with these ids, except `but`, and return their number."""
         found = [
             scope
             for call_log, scope in self._scopes.items()
@@ -131,13 +130,13 @@ class Calls:
         return len(found)
 
     async def wait_none(self) -> None:
-        """Wait until none is running."""
+        """Wait until no request is running."""
         await self._none_left.wait()
 
 
 def name_of(model: str) -> str:
-    """What a model is called that was loaded as `model`: by the last part of a path, which a link
-    has as it is called; by a name or a hub id as they are."""
+    """Name of a model that was loaded as `model`. A path gives its last part, without following
+    links. A name or a hub id is returned unchanged."""
     path = os.path.expanduser(model)
     if os.path.isabs(path) or path.startswith(".") or is_model(Path(path)):
         return os.path.basename(os.path.abspath(path)) or model
@@ -145,12 +144,12 @@ def name_of(model: str) -> str:
 
 
 class AppState:
-    """One engine, as one app shows it."""
+    """One engine and its settings, as one app serves them."""
 
     def __init__(
         self, engine: EngineLike, settings: ServerSettings, steps: StepRecorder | None = None
     ) -> None:
-        """`steps` are what the page shows, where there is one."""
+        """`steps` records the steps that the page shows; None without a page."""
         self.engine: EngineLike = engine
         self.settings: ServerSettings = settings
         self.steps: StepRecorder | None = steps
@@ -158,7 +157,7 @@ class AppState:
         self.turns: LoopTurns = LoopTurns()
         self.unsent: Unsent = Unsent(settings.max_unsent_bytes)
         self.created_seconds: int = int(time.time())
-        """Since 1970: what the list of models says."""
+        """Creation time in the list of models, in seconds since 1970."""
         self.responses: ResponseStore = ResponseStore(
             max_entries=settings.max_stored_responses,
             max_bytes=settings.max_stored_bytes,
@@ -167,19 +166,19 @@ class AppState:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names that requests may ask for; the first is the one that answers carry."""
+        """Names that requests may ask for. Answers carry the first."""
         if self.settings.served_model_names:
             return tuple(self.settings.served_model_names)
         return (self.own_name,)
 
     @cached_property
     def own_name(self) -> str:
-        """The name of the model by itself. The working directory may change later."""
+        """Name of the model without settings. Cached, as the working directory may change later."""
         return name_of(self.engine.facts.name)
 
     @cached_property
     def fingerprint(self) -> str:
-        """What answers of the same model, dtype and version of aioserve have in common."""
+        """Identifier that answers of the same model, dtype and version of aioserve share."""
         made_by = [metadata.version("aioserve"), self.own_name, self.engine.config.dtype]
         return f"fp_{hashlib.sha256(repr(made_by).encode()).hexdigest()[:12]}"
 
@@ -190,11 +189,11 @@ class AppState:
         return self.steps
 
     def served_name(self, name: str | None) -> str:
-        """The name that an answer carries: the one that was asked for, or else the first."""
+        """Name that an answer carries: the requested one, or else the first."""
         return self.model_names[0] if name is None else name
 
     def check_model(self, name: str | None) -> None:
-        """Raise `ApiError` for a name that isn't served; None asks for whatever is."""
+        """Raise `ApiError` for a name that isn't served. None accepts any."""
         if name is None:
             return
         if name not in self.model_names:
@@ -209,15 +208,15 @@ class AppState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One request over HTTP, as far as it isn't its body."""
+    """One HTTP request, apart from its body."""
 
     app_state: AppState
     call_log: CallLog
-    """What is told of it when it ends."""
+    """Record of the call, which logs and metrics read at its end."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
-    """When it came, since 1970."""
+    """Time of arrival, in seconds since 1970."""
     pace: Pace = field(init=False)
-    """Budget of the call's work on the event loop. Others run in between."""
+    """Budget of the call's work on the event loop, with turns of other calls between."""
     kept: Kept = field(init=False)
     """Size of the call's answer, made or still to be made."""
 
@@ -244,30 +243,31 @@ class Call:
 
     @property
     def default_params(self) -> SamplingParams:
-        """Sampling of requests that don't say it, for an API that documents it. It is what the
-        model's files say, or else the default of OpenAI's API: temperature 1."""
+        """Sampling parameters for requests without them: the model's own, or else the default of
+        OpenAI's API, temperature 1."""
         facts = self.facts
         if facts.says_sampling:
             return facts.default_params
         return replace(facts.default_params, **DRAWN_FREELY)
 
     def options(self, **more: Any) -> dict[str, Any]:
-        """What every request to the engine carries, and `more`."""
+        """Arguments of every request to the engine, and `more`."""
         return {"tenant": self.tenant, "cache_salt": self.call_log.cache_salt, **more}
 
 
 SEND_SECONDS = 1.0
-"""How long readers may take to read the ends of answers that the deadline has ended."""
+"""Seconds that clients may take to read the ends of answers that the deadline has ended."""
 
 
 async def drain(app: Starlette, deadline_seconds: float | None = None) -> int:
-    """Take no more requests, and wait until those there are have been answered. Returns how many
-    the engine ended with an error after `deadline_seconds`; None waits as long as it takes. Readers
-    of answers have until then too, and a second more for the ends of those that it ended.
+    """Refuse new requests, and wait until those in progress are answered.
 
-    `app` is what `create_app` returned, wherever it is mounted. The server that runs it has to go
-    on meanwhile: new requests are told that this one goes away, and `/ready` is. Raises as
-    `Engine.drain` does.
+    The engine ends requests with an error after `deadline_seconds`; None waits without limit.
+    Returns the number of requests ended so. Clients must read their answers by then too. They get
+    at least one second more for the ends of those that the deadline has ended.
+
+    `app` is the result of `create_app`, mounted anywhere. Its server must keep running meanwhile,
+    to answer new requests and `/ready` with 503. Raises as `Engine.drain` does.
     """
     app_state: AppState = app.state.app_state
     clock = asyncio.get_running_loop().time

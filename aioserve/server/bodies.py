@@ -1,7 +1,7 @@
-"""From the bytes of a body to a checked value: strict, and within limits.
+"""Bodies as checked values: strict, and within limits.
 
-Every field that an API's type doesn't have is refused by its name, unless it is null, which is the
-same as not to be there, or asks for nothing (`hint_fields`).
+Unknown fields are refused by name. A field may be null, which is the same as absent, or ask for
+nothing (`hint_fields`).
 """
 
 from __future__ import annotations
@@ -36,34 +36,33 @@ T = TypeVar("T")
 GOT_NULL = re.compile(r"got `null`")
 UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`")
 OF_BROWSERS = frozenset([b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode"])
-"""Headers of which a browser sends one at least with every body."""
+"""Headers of which a browser sends at least one with every body."""
 MAX_FIELDS = 1000
-"""Fields of a body, null ones included: no API has a tenth as many."""
+"""Most fields of a body, including null ones. No API has a tenth as many."""
 MAX_FIELD_CHARS = 200
-"""Length of a field's name in an error: clients may give it any length."""
+"""Most characters of a field's name in an error: clients may send names of any length."""
 MAX_REASON_CHARS = 400
-"""Length of what is wrong with a field, which may quote its value."""
+"""Most characters of the reason in an error, which may quote a value."""
 PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`\Z")
 ENUM = re.compile(r"Invalid enum value (?P<value>.*) - at `", re.DOTALL)
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a body."""
+    """Part of a body. Unknown fields are errors."""
 
     hints: ClassVar[Hints] = NO_HINTS
-    """Fields that it doesn't have, and values of them by which nothing is asked."""
+    """Unknown fields that are accepted, with the values by which each asks for nothing."""
 
 
 class ClientGone(Exception):
-    """The client has left."""
+    """The client has disconnected."""
 
 
 async def read_body(
     scope: Scope, receive: Receive, *, max_bytes: int, any_content_type: bool = False
 ) -> bytes:
-    """All of it. Raises `ApiError` for one that is too long, read no further than that, and
-    `ClientGone`. With `any_content_type` it may be called something else than JSON, unless a
-    browser sends it."""
+    """Return the whole body. Raises `ApiError` once it exceeds `max_bytes`, and `ClientGone`. With
+    `any_content_type`, a body may have another type than JSON, unless a browser sends it."""
     _check_headers(scope, max_bytes, any_content_type=any_content_type)
     chunks: list[bytes] = []
     length = 0
@@ -86,7 +85,7 @@ def _check_headers(scope: Scope, max_bytes: int, *, any_content_type: bool) -> N
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     is_free = any_content_type and not OF_BROWSERS & headers.keys()
     if kind != b"application/json" and not is_free:
-        # Others are what a browser sends to any site without asking that site first.
+        # Browsers send other types to any site, without asking that site first.
         got = kind.decode("latin-1") or "none"
         raise ApiError(415, f"content-type must be application/json, got {got:.100}")
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
@@ -110,8 +109,8 @@ def check_no_body(scope: Scope) -> None:
 
 
 def parse(body: bytes, kind: type[T], hints: HintReader | None = None) -> T:
-    """`body`, JSON, as a `kind`, without what `hints` finds. Raises `ApiError` that names the
-    field."""
+    """Decode the JSON `body` as a `kind`, without what `hints` finds. Raises `ApiError` that names
+    the wrong field."""
     hints = HintReader(lambda: True) if hints is None else hints
     try:
         with _without_collections():
@@ -134,8 +133,8 @@ class _Field:
 
 
 def _check_fields(body: bytes) -> None:
-    """Raise `ApiError` for too many fields, and for one that is given twice: a gateway that reads
-    the first, and a server that reads the last, would not be asked the same."""
+    """Raise `ApiError` for too many fields, or for a field that is given twice. A gateway may read
+    the first value, and the server the last."""
     seen: set[str] = set()
 
     def note(_: type, field: str) -> _Field:
@@ -162,8 +161,8 @@ def _as_kind(body: bytes, kind: type[T], hints: HintReader) -> T:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Collect no garbage. A body makes none, but one of millions of lists would set off hundreds of
-    searches through all that the process has, for seconds in which no other call is answered."""
+    """Collect no garbage in the block. A body makes none. But millions of lists would trigger
+    hundreds of searches of the whole process, which hold up other calls for seconds."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -174,7 +173,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def converted(value: object, kind: Any, place: str) -> Any:
-    """A part of a body that was parsed, from `place` in it, as a `kind`. Raises `ApiError`."""
+    """Convert `value`, a parsed part of a body at `place`, to a `kind`. Raises `ApiError`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -182,15 +181,15 @@ def converted(value: object, kind: Any, place: str) -> Any:
 
 
 VERSION_PARAMETERS = ("api-version", "beta")
-"""Parameters of a query by which clients choose a version of an API; there is one version here."""
+"""Query parameters that choose a version of an API. They are ignored: there is one version."""
 
 
 class NoParameters(Strict, frozen=True):
-    """The query and the path of an endpoint that takes neither."""
+    """Parameters of an endpoint that takes none, in query or path."""
 
 
 def parameters(scope: Scope, kind: type[T]) -> T:
-    """Parameters of the query and the path, as a `kind`. Raises `ApiError` that names one."""
+    """Parameters of query and path as a `kind`. Raises `ApiError` that names a wrong one."""
     given: dict[str, str] = {}
     for name, value in QueryParams(scope.get("query_string", b"")).multi_items():
         if name in given:
@@ -205,7 +204,7 @@ def parameters(scope: Scope, kind: type[T]) -> T:
 
 
 def _with_choices(message: str, kind: Any) -> str:
-    """What is wrong with a body, with the texts that a field of it may be, where it is another."""
+    """Add the texts that a field may have to `message`, if it is about another text."""
     at, enum = PLACE.search(message), ENUM.match(message)
     if at is None or enum is None:
         return message

@@ -1,7 +1,6 @@
-"""What is noted of one call while it lasts, for those who tell of it when it ends: metrics, logs
-and spans.
+"""Record of one call while it lasts. Metrics, logs and spans read it when the call ends.
 
-Knows neither of them, and never keeps what a prompt or an answer says.
+Never holds text of a prompt or an answer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from aioserve.timings import Timings
 __all__ = ["CALL_LOG", "CallLog", "Counted", "sum_of"]
 
 CALL_LOG = "aioserve.call"
-"""Where the scope of a request has its `CallLog`."""
+"""Key of the `CallLog` in a request's scope."""
 MAX_MODEL_CHARS = 256
 ASKED = {
     "max_tokens": "gen_ai.request.max_tokens",
@@ -31,12 +30,11 @@ ASKED = {
     "n": "gen_ai.request.choice.count",
     "seed": "gen_ai.request.seed",
 }
-"""Fields of a body that are numbers, and say how the answer is drawn, and what OpenTelemetry calls
-them."""
+"""OpenTelemetry's names of the numeric fields of a body that control sampling."""
 
 
 class Counted(Protocol):
-    """A stream of the engine."""
+    """Stream of the engine, with its counts and times."""
 
     @property
     def usage(self) -> Usage: ...
@@ -56,53 +54,53 @@ def sum_of(usages: Sequence[Usage]) -> Usage:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CallLog:
-    """What is noted of one request over HTTP: each part that learns something writes it here."""
+    """Record of one HTTP request. Each part of the server writes what it learns."""
 
     call_id: str = ""
-    """Unique, whatever its client calls it: for ids of answers."""
+    """Unique id made here, for ids of answers."""
     request_id: str = ""
-    """What its client calls it, or else the same."""
+    """Id that the client gave, or else `call_id`."""
     method: str = ""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """Which its answer has beside its own."""
+    """Headers of the answer, added to its own."""
     began_seconds: float = field(default_factory=time.perf_counter)
     total_seconds: float = 0.0
-    """Set at its end."""
+    """Set when the call ends."""
     tenant: str | None = None
-    """Name of the key that it came with."""
+    """Name of the API key that it came with."""
     cache_salt: str | None = None
-    """Salt of that key: cached prefixes are shared with calls of the same salt alone."""
+    """Salt of that key. Only calls with the same salt share cached prefixes."""
     route: str | None = None
-    """As it is written in the app, placeholders included; None where there is none."""
+    """Path of the route as written in the app, with placeholders; None if no route matches."""
     status: int | None = None
-    """None until the answer begins."""
+    """HTTP status; None until the answer begins."""
     error: str | None = None
-    """Code, class or status of what went wrong."""
+    """Code, class or status of the error."""
     is_whole: bool = False
-    """All of the answer was sent; not where its client left before."""
+    """True once all of the answer is sent. It stays false if the client left before."""
     model: str | None = None
-    """The name that was asked for: any text, up to `MAX_MODEL_CHARS`."""
+    """Name of the requested model: any text, up to `MAX_MODEL_CHARS`."""
     stream: bool | None = None
     asked: dict[str, int | float] = field(default_factory=dict)
-    """How its answer is to be drawn, by attributes of OpenTelemetry."""
+    """Sampling fields of the body, by attributes of OpenTelemetry."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Unknown fields of its messages, by where they were."""
+    """Number of unknown fields of messages, by place."""
     hints: dict[str, int] = field(default_factory=dict)
-    """Fields of its body that were let through and change nothing, by their names."""
+    """Number of fields that were accepted without effect, by name."""
     span: Any = None
-    """Span of the tracer, where there is one."""
+    """Span of the tracer, if there is one."""
     streams: list[Counted] = field(default_factory=list)
-    """Requests to the engine, which are read when the call has ended, however it ends."""
+    """Requests to the engine, read when the call has ended, however it ended."""
     counts: list[Usage] = field(default_factory=list)
-    """Tokens of what has no stream."""
+    """Tokens of requests without a stream."""
 
     def goes_by(self, request_id: str) -> None:
-        """Take what its body calls it, where its head didn't say."""
+        """Take the id in the body, unless the head gave one."""
         if self.request_id == self.call_id:
             self.request_id = request_id
 
     def asks(self, body: object) -> None:
-        """Note which model it asks for, and how the answer is to be drawn."""
+        """Note the requested model and the sampling fields of `body`."""
         model, stream = getattr(body, "model", None), getattr(body, "stream", None)
         self.model = model[:MAX_MODEL_CHARS] if isinstance(model, str) else None
         self.stream = stream if isinstance(stream, bool) else None
@@ -113,18 +111,18 @@ class CallLog:
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens of all requests to the engine together; None where there was none."""
+        """Tokens of all requests to the engine together; None if there were none."""
         counts = [*self.counts, *[stream.usage for stream in self.streams]]
         return sum_of(counts) if counts else None
 
     @property
     def first_token_seconds(self) -> float | None:
-        """The first of any of them, since that was submitted."""
+        """Shortest time to a first token among the streams, each since its submission."""
         times = [stream.timings.first_token_seconds for stream in self.streams]
         return min((each for each in times if each is not None), default=None)
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
-        """Reasons of the samples that have come to an end."""
+        """Finish reasons of the samples that have ended."""
         reasons = [reason for stream in self.streams for reason in stream.finish_reasons]
         return tuple([str(reason) for reason in reasons if reason is not None])

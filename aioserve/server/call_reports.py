@@ -1,11 +1,11 @@
-"""A log line and a span of OpenTelemetry for each call that has ended.
+"""Log line and span of OpenTelemetry for each call that has ended.
 
 A line goes to the logger `aioserve.access`. It is ASCII without control characters, whatever a
 client sends: text of others is JSON.
 
-A span is made where OpenTelemetry's API is installed. Attributes are those of the semantic
-conventions for generative AI and for HTTP. The headers of a call say which trace it belongs to, as
-the propagator that the program has set reads them (`traceparent`, by default).
+A span is made if OpenTelemetry's API is installed. Attributes are those of the semantic conventions
+for generative AI and for HTTP. The headers of a call say which trace it belongs to. The program's
+propagator reads them (`traceparent`, by default).
 
 Nothing here reads a prompt or a completion.
 """
@@ -30,8 +30,8 @@ PLAIN = re.compile(r"[A-Za-z0-9_.:/{}+-]+")
 
 
 class AccessLog(Listener):
-    """Calls, and all that were refused or failed, are of level INFO; the rest, such as what load
-    balancers ask all the time, of DEBUG."""
+    """Log of calls. POST requests, and all that were refused or failed, have the level INFO. The
+    rest, like the probes of load balancers, has DEBUG."""
 
     def __init__(self, form: Literal["json", "key_value"]) -> None:
         self._write = _json if form == "json" else _key_value
@@ -67,7 +67,7 @@ def _fields(call_log: CallLog) -> dict[str, Any]:
 
 
 def _quoted(value: object) -> str:
-    return json.dumps(value).replace("\x7f", "\\u007f")  # ASCII, and json leaves that one alone
+    return json.dumps(value).replace("\x7f", "\\u007f")  # json leaves this ASCII character alone
 
 
 def _json(fields: dict[str, Any]) -> str:
@@ -94,17 +94,17 @@ OPERATIONS = {
 
 
 class Spans(Listener):
-    """Makes spans of calls, and of no other requests."""
+    """Spans of calls (POST), and of no other requests."""
 
     def __init__(self, trace: Any, propagate: Any) -> None:
-        """`opentelemetry.trace` and `opentelemetry.propagate`."""
+        """Takes the modules `opentelemetry.trace` and `opentelemetry.propagate`."""
         self._trace = trace
         self._propagate = propagate
         self._tracer = trace.get_tracer("aioserve")
 
     @classmethod
     def installed(cls) -> Spans | None:
-        """None where OpenTelemetry's API isn't."""
+        """Return a listener; None if OpenTelemetry's API isn't installed."""
         try:
             from opentelemetry import propagate, trace
         except ImportError:

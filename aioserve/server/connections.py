@@ -1,17 +1,15 @@
-"""How uvicorn is told to speak HTTP/1.1: one request at a time on each connection, and no byte of
-it unbounded.
+"""HTTP/1.1 under uvicorn: one request at a time on each connection, and bounded buffers.
 
-A client may send a request while an earlier one is being answered. uvicorn then stops reading from
-the connection until it has answered, and so doesn't see its client leave: what was asked for would
-be computed to its end in vain. No client in use does this, so such a connection is closed, which
-ends what it asked for.
+A client may send a request while an earlier one is being answered. Then uvicorn stops reading the
+connection until the answer ends. It misses a disconnect, and the engine computes for nobody. No
+client in use does this. The connection is closed, which cancels its request.
 
-A parser keeps what it has of a head until that is whole, and of trailers and chunk extensions too:
-all that comes of a request beside its body is counted as it comes, before the app sees it.
+A parser keeps an incomplete head in memory, and trailers and chunk extensions too. All bytes of a
+request other than its body are counted as they arrive, before the app sees them.
 
-A connection on which no request begins, or one that doesn't get past its headers, would stay open
-for as long as its client likes, until no other finds room. It is closed, too. So is one whose
-client takes nothing of what is sent, and one whose request was answered before all of it had come.
+A client could keep its connection open until no other finds room. So a connection is closed if no
+request begins, if the headers don't end, or if the client reads nothing of its answer. It is also
+closed if the answer began before the whole request had arrived.
 """
 
 from __future__ import annotations
@@ -40,32 +38,36 @@ __all__ = ["http_protocol"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 HEADERS_SECONDS = 60.0
-"""From when a connection is made, or the next request begins, until its headers are there."""
+"""Seconds until headers must be complete, from the start of a connection or of the next request."""
 CHUNK_BYTES = 20
-"""Bytes of a chunk's size and its line ends that count for nothing: chunks may be small."""
+"""Bytes of framing credited to each chunk, for its size and line ends: chunks may be small."""
 CLOSE = (b"connection", b"close")
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of each connection of one server."""
+    """Limits of each connection of one server."""
 
     max_header_bytes: int
-    """The settings' own, which says what of a head counts."""
+    """`ServerSettings.max_header_bytes`, which error messages quote."""
     max_envelope_bytes: int
-    """Bytes of a request beside its body, at most."""
+    """Most bytes of a request without its body: request line, headers, framing and trailers."""
     stall_seconds: float
-    """How long a client may take nothing of what is sent."""
+    """Seconds in which a client may read nothing before its connection is aborted."""
     descriptors: DescriptorWatch
 
 
 def http_protocol(app: Starlette | None = None) -> type[Protocol]:
-    """What `uvicorn.Config` takes as `http`. Its limits are those of `app`, which `create_app`
-    returned, or those that one without settings has. Without httptools, h11 parses."""
+    """Return the protocol class for `uvicorn.Config(http=...)`, which parses with httptools, or
+    else h11.
+
+    `app` is the result of `create_app`; its settings and engine give the limits. None uses
+    defaults.
+    """
     settings, stall_seconds = ServerSettings(), EngineConfig().stall_timeout_seconds
     if app is not None:
         app_state: AppState = app.state.app_state
         settings, stall_seconds = app_state.settings, app_state.engine.config.stall_timeout_seconds
-    # Method, version, and what stands between names and values are no part of the setting.
+    # Method, version and separators don't count towards the setting.
     beside = 64 + 4 * settings.max_headers
     limits = ConnectionLimits(
         max_header_bytes=settings.max_header_bytes,
@@ -86,12 +88,12 @@ else:
 
 
 class _OneAtATime(_UvicornProtocol):
-    """What both parsers have in common: stands before uvicorn's protocol of one of them."""
+    """Common part of both protocols, which comes before uvicorn's own in the order of bases."""
 
     _limits: ConnectionLimits
     _overdue: TimerHandle | None = None
     _has_ended = False
-    """Nothing of this connection is read any more."""
+    """True once nothing more is read from this connection."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -121,8 +123,8 @@ class _OneAtATime(_UvicornProtocol):
         super().data_received(piece)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The app. A response that begins before all of its request has come ends the connection:
-        what still comes would be read to no end, and taken for the next request where it isn't."""
+        """Run the app. A response that begins before the whole request has arrived closes the
+        connection: the rest would be taken for the next request."""
         cycle = self.cycle
 
         async def sending(message: Message) -> None:
@@ -153,7 +155,7 @@ class _OneAtATime(_UvicornProtocol):
         self._refuse(ApiError(431, message, code="headers_too_large"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer in place of the app, which learns that its client has gone."""
+        """Answer in place of the app, and tell the app that its client has disconnected."""
         if self._out.is_closing():
             return
         self._has_ended = True
@@ -188,7 +190,7 @@ def _pieces(data: bytes, size: int) -> Iterator[bytes]:
 
 
 def _raw(error: ApiError) -> bytes:
-    """A whole response, as the OpenAI API writes errors."""
+    """Whole response of an error, in the format of the OpenAI API."""
     call_id = uuid.uuid4().hex
     body = msgspec.json.encode(OPENAI_ERRORS.body(error, call_id))
     lines = [
@@ -209,18 +211,18 @@ def _with_httptools(limits: ConnectionLimits) -> type[Protocol]:
         _limits = limits
         _has_head = False
         _envelope_bytes = 0
-        """Bytes of the request that is coming, apart from its body."""
+        """Bytes so far of the arriving request, without its body."""
         _credit_bytes = 0
-        """Bytes of what is being parsed that are body, or what its chunks need."""
+        """Bytes of the piece being parsed that are body or framing of chunks."""
         _is_whole = False
-        """Whether what is being parsed had the end of a request."""
+        """True if the piece being parsed held the end of a request."""
 
         def _feed(self, piece: bytes) -> None:
             if self.cycle is None or self.cycle.response_complete:
                 self._await_head()
             self._credit_bytes, self._is_whole = 0, False
             super()._feed(piece)
-            # Small chunks must earn no room for what comes behind them.
+            # Credit for small chunks must not make room for later bytes.
             left = max(0, self._envelope_bytes + len(piece) - self._credit_bytes)
             self._envelope_bytes = 0 if self._is_whole else left
             if self._envelope_bytes > limits.max_envelope_bytes:
@@ -234,7 +236,7 @@ def _with_httptools(limits: ConnectionLimits) -> type[Protocol]:
             super().on_message_begin()
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            # Behind the head it is a trailer, which must not say what a header says.
+            # After the head it is a trailer, which must not replace a header.
             if not self._has_head:
                 super().on_header(name, value)
 
@@ -255,8 +257,8 @@ def _with_httptools(limits: ConnectionLimits) -> type[Protocol]:
             super().on_message_complete()
 
         def _unsupported_upgrade_warning(self) -> None:
-            """The parser takes what follows for another protocol, which it isn't: it may be the
-            body, which is lost, and must not be taken for the next request."""
+            """Read no more: the parser takes what follows for another protocol. Refuse a request
+            with a body, which would be lost, or taken for the next request."""
             self._has_ended = True
             headers = dict(self.headers)
             if b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0":
@@ -276,7 +278,7 @@ def _with_h11(limits: ConnectionLimits) -> type[Protocol]:
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    # h11 exports the other states alone.
+    # h11 exports only the other states.
     answered = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # pyright: ignore[reportPrivateImportUsage]
 
     class OneAtATimeH11(_OneAtATime, H11Protocol):

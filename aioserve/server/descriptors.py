@@ -1,5 +1,6 @@
-"""Tells in the log when a process is about to run out of file descriptors: from there on the system
-drops new connections, and event loops may say nothing of it.
+"""Log message of a process that is about to run out of file descriptors.
+
+Without descriptors, the system drops new connections, and event loops may say nothing of it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ SECONDS_BETWEEN = 60.0
 
 
 class DescriptorWatch:
-    """For the connections of one server. A new descriptor is the lowest that is free, so a high one
-    says how many are in use."""
+    """Watch over the descriptors of one server's connections. A new descriptor is the lowest free
+    one, so a high number means that many are in use."""
 
     def __init__(self) -> None:
         self._told_seconds: float | None = None
 
     def taken(self, descriptor: int, now_seconds: float) -> None:
-        """A connection has this descriptor."""
+        """Log an error if the descriptor of a new connection is near the limit, at most once a
+        minute."""
         limit = _limit()
         if limit is None or descriptor < limit - FEW_LEFT:
             return
@@ -42,7 +44,7 @@ class DescriptorWatch:
 
 
 def _limit() -> int | None:
-    """Descriptors that the process may have; None where there is no limit."""
+    """Most descriptors of the process; None without a limit."""
     if resource is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

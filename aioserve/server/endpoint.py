@@ -1,10 +1,10 @@
-"""One path of an API as an ASGI app: reads a body, lets a handler answer, and ends with its client.
+"""One path of an API as an ASGI app: reads a body, calls a handler, sends its answer.
 
     body ──► parse ──► handle ──► a value, sent as JSON, a long one in parts
                           │    └► Events, sent one by one
        the client leaves: the handler is cancelled, and with it the request in the engine
 
-Knows how answers are sent, and nothing of what is asked.
+Knows how answers are sent, and nothing of their content.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 LINES = b"application/x-ndjson"
 
 WHOLE_BYTES = 2**20
-"""An answer that is longer is sent in parts as they are made, and its length isn't told before."""
+"""Bytes of the longest answer that is sent at once, with its length. A longer one is sent in parts
+as they are made."""
 BODY_BYTES_PER_UNIT = 256
-"""Bytes of a body that are parsed in the time of one unit of work."""
+"""Bytes of a body that are parsed in one unit of work."""
 
 
 class Closable(Protocol):
@@ -71,27 +72,27 @@ class Closable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """An answer of server-sent events. Whoever makes one has seen that the request began well, so
-    that what can be refused has a status of its own."""
+    """Answer of server-sent events. Handlers make it once a request has begun well, so that a
+    refusal still has a status of its own."""
 
     source: AsyncGenerator[bytes, None]
-    """Whole events, each with its blank line; several at once will do."""
+    """Whole events, each with its blank line. An item may hold several."""
     owner: Closable | None = None
-    """The stream that they come from, which is closed however the answer ends."""
+    """Stream that the events come from. It is closed when the answer ends, however it ends."""
     kind: bytes = EVENT_STREAM
     """Media type of the content."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    """Headers of this answer alone, beside the ones that every stream of events has."""
+    """Headers of this answer alone, added to those of every stream of events."""
 
 
 def named_event(kind: str, data: object) -> bytes:
-    """Return an event that says what it is, as `data` does too."""
+    """Return an event of the type `kind`, with `data` as JSON."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A value that becomes JSON, with another status than 200 or headers of its own."""
+    """JSON answer with a status other than 200, or with headers of its own."""
 
     value: object
     status: int = 200
@@ -99,31 +100,31 @@ class Answer:
 
 
 Handler = Callable[[Call, B], Awaitable["Events | Answer | object"]]
-"""Answers with a value that becomes JSON, with an `Answer`, or with `Events`."""
+"""Handler that returns a value for JSON, an `Answer` or `Events`."""
 
 
 def shown_path(path: str) -> str:
-    """As it is told to others: what a placeholder takes is Starlette's to know."""
+    """Path for display, without the converters that Starlette reads in placeholders."""
     return path.replace(":path}", "}")
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How an API writes errors down."""
+    """Format of an API's errors."""
 
     kind: type
-    """Type of what `body` gives."""
+    """Type of the value that `body` returns."""
     body: Callable[[ApiError, str], object]
-    """Makes the JSON of an error, and of what its call goes by."""
+    """Makes the JSON value of an error, with the id of its call."""
     event_kind: str | None = None
-    """What the last event of a stream says it is, if events do."""
+    """Type of the error event that ends a stream; None if the API's events have no types."""
     id_header: bytes | None = None
-    """Header in which clients of the API look for the id of a call, beside `x-request-id`."""
+    """Header in which clients of the API look for the id of a call, besides `x-request-id`."""
     is_line: bool = False
-    """Streams are lines of JSON, and no events."""
+    """True if streams are lines of JSON rather than events."""
 
     def event(self, error: ApiError, request_id: str) -> bytes:
-        """As the last event of a stream."""
+        """Error as the last event of a stream."""
         body = self.body(error, request_id)
         if self.event_kind is not None:
             return named_event(self.event_kind, body)
@@ -138,7 +139,7 @@ Streams = Literal["if asked", "always"]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[B]):
-    """What an API offers at one path."""
+    """Operation that an API offers at one path."""
 
     path: str
     handle: Handler[B]
@@ -146,19 +147,19 @@ class Endpoint(Generic[B]):
     summary: str
     method: Method = "GET"
     kind: type[B] | None = None
-    """Type of the body, or, where the method has none, of the parameters of path and query."""
+    """Type of the body, or of the parameters of path and query if the method has no body."""
     answer: Any = None
-    """Type of what is answered with, for the description of the API."""
+    """Type of the answer, for the description of the API."""
     has_body: bool = True
-    """False where a POST has none: `kind` is that of its parameters then."""
+    """False for a POST without a body: `kind` is then the type of its parameters."""
     any_content_type: bool = False
-    """Whether a body may come without the header of JSON, as from a bare curl."""
+    """True if a body may come without the content type of JSON, as from a bare curl."""
     streams: Streams | None = None
-    """Answers with events, or lines, in place of one value; None: never."""
+    """Answers with events, or lines, in place of one value; None means never."""
 
     @property
     def media_types(self) -> tuple[str, ...]:
-        """Media types of its answers: JSON first, where it may answer with one value."""
+        """Media types of its answers, JSON first if it may answer with one value."""
         stream = (LINES if self.errors.is_line else EVENT_STREAM).decode().partition(";")[0]
         if self.streams is None:
             return ("application/json",)
@@ -184,8 +185,8 @@ def endpoint(
     any_content_type: bool = False,
     streams: Streams | None = None,
 ) -> Callable[[Handler[B]], Endpoint[B]]:
-    """Make an endpoint of the handler below, whose annotations say what it reads and, where
-    `answer` doesn't, what it answers with."""
+    """Decorate a handler as an endpoint. Its annotations give the type of what it reads and, unless
+    `answer` does, of what it answers."""
 
     def decorated(handle: Handler[B]) -> Endpoint[B]:
         _, kind, returned = get_type_hints(handle).values()
@@ -200,7 +201,7 @@ def endpoint(
 
 
 class EndpointApp(Generic[B]):
-    """An endpoint that runs."""
+    """ASGI app of one endpoint."""
 
     def __init__(self, endpoint: Endpoint[B], app_state: AppState) -> None:
         self._endpoint = endpoint
@@ -242,7 +243,7 @@ class EndpointApp(Generic[B]):
             if is_post:
                 check_no_body(scope)
             return None if kind is None else found
-        parameters(scope, NoParameters)  # what a query asks for must not be missed
+        parameters(scope, NoParameters)  # refuse query parameters, which nothing would read
         seconds = call.settings.body_timeout_seconds
         with call.app_state.calls.reading(call.call_log) as ended, anyio.move_on_after(seconds):
             body = await read_body(
@@ -264,7 +265,7 @@ class EndpointApp(Generic[B]):
     async def _answer(self, call: Call, body: Any, sending: _Sending) -> None:
         call.call_log.asks(body)
         try:
-            # A whole answer is made by then, and is sent whatever comes.
+            # After this block, a whole answer is made, and an abort no longer stops it.
             with call.app_state.calls.ended_by_name(call.call_log) as ended:
                 answer = await self._endpoint.handle(call, body)
                 if isinstance(answer, Events):
@@ -310,7 +311,7 @@ class _Sending:
         self._pace = pace
         self._knows_chunks = http_version != "1.0"
         self.can_close: bool = http_version.startswith("1")
-        """Whether an answer's headers may say that its connection ends: HTTP/2 has none."""
+        """True if headers may announce the end of the connection, which HTTP/2 doesn't have."""
         self.has_begun: bool = False
         self.is_of_events: bool = False
 
@@ -319,7 +320,7 @@ class _Sending:
     ) -> None:
         most = WHOLE_BYTES if self._knows_chunks else sys.maxsize
         parts = gathered(parts_of(value), self._pace, most)
-        # What can't be written is known by then: nothing has begun.
+        # Values that can't be encoded raise here, before the response begins.
         first, second = await anext(parts), await anext(parts, None)
         self.has_begun = True
         async with aclosing(parts):
@@ -352,14 +353,14 @@ class _Sending:
         await self._send({"type": "http.response.body", "body": event})
 
     async def _part(self, part: bytes) -> None:
-        """Waits where the client is slow, so that what it hasn't read isn't made."""
+        """Send a part, and wait for a slow client, so that nothing is made ahead of its reading."""
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def send_json(
     send: Send, status: int, value: object, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Send a whole response, of a value without long parts."""
+    """Send a whole response, for a value without long parts."""
     await _send_whole(send, status, msgspec.json.encode(value), headers)
 
 

@@ -1,6 +1,6 @@
-"""What goes wrong with a call, as its caller is told: a status, and what, where and why.
+"""Errors of a call as its caller sees them: status, message, field and code.
 
-Each API has its own way to write this down; which errors there are is the same for all.
+The errors are the same for all APIs, and each API has its own format for them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ __all__ = [
 ]
 
 DRAINING_RETRY_SECONDS = 5.0
-"""Where a server that goes away is asked: by then its successor may answer."""
+"""Seconds after which to ask a draining server again: by then its successor may answer."""
 MAX_QUEUE_RETRY_SECONDS = 60.0
-"""A longer wait would be a guess: the queue is another in a minute."""
+"""Longest wait that a full queue suggests. A longer estimate means little: in a minute the queue
+has changed."""
 
 
 class ApiError(Exception):
-    """Ends a call."""
+    """Error that ends a call with a status of HTTP."""
 
     def __init__(
         self,
@@ -58,31 +59,31 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status: int = status
-        """The status of HTTP."""
+        """HTTP status."""
         self.message: str = message
         self.param: str | None = param
-        """The field of the body that is wrong."""
+        """Field of the body that is wrong."""
         self.code: str | None = code
-        """For programs."""
+        """Code for programs, like "context_length_exceeded"."""
         self.retry_after_seconds: float | None = retry_after_seconds
         self.details: Mapping[str, Any] | None = details
-        """Facts that clients of an API read to go on without the refused thing."""
+        """Facts for clients of an API that retry without the refused feature."""
 
     @property
     def is_fault(self) -> bool:
-        """Whether something broke here: a full queue, a drain or a deadline is none."""
+        """True if something broke here. A full queue, a drain or a deadline is no fault."""
         return self.status == 500
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of this error alone, beside the ones that every answer has."""
+        """Headers of this error alone, added to those of every answer."""
         if self.retry_after_seconds is None:
             return {}
         return {"retry-after": str(max(1, math.ceil(self.retry_after_seconds)))}
 
 
 def refuse(field: str, why: str, code: str | None = None) -> ApiError:
-    """Return the error of a field of a body."""
+    """Return the error for a field of a body."""
     return ApiError(400, f"{field} {why}", param=field, code=code)
 
 
@@ -90,7 +91,7 @@ BUSY_RETRY_SECONDS = 1.0
 
 
 def busy(limit: int) -> ApiError:
-    """Return the error of a call beyond `limit`, the most that may be in progress."""
+    """Return the error for a call beyond `limit`, the most that may be in progress."""
     return ApiError(
         503,
         f"{limit} calls are in progress, the most that the server takes (max_concurrent_calls)",
@@ -100,7 +101,7 @@ def busy(limit: int) -> ApiError:
 
 
 def aborted() -> ApiError:
-    """Return the error of a call that another has ended."""
+    """Return the error for a call that another call has aborted."""
     return ApiError(409, "the call was ended by an abort of its id", code="request_aborted")
 
 
@@ -116,8 +117,8 @@ STATUSES: tuple[tuple[type[AioserveError], int, str | None], ...] = (
     (StreamStalledError, 408, "stream_stalled"),
     (AioserveError, 500, "request_failed"),
 )
-"""Status and code of each error of the engine's; the first class that an error is of decides. What
-the caller has caused is a 4xx."""
+"""Status and code of each error of the engine, 4xx if the caller has caused it. The first matching
+class decides."""
 
 TYPES: dict[int, str] = {
     401: "authentication_error",
@@ -126,11 +127,11 @@ TYPES: dict[int, str] = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""What all APIs call errors of these statuses; names of others are each API's own."""
+"""Types of errors that all APIs share, by status. Types of other statuses are each API's own."""
 
 
 def api_error_of(error: Exception) -> ApiError:
-    """What a caller hears of `error`. Of a bug it hears that there was one, and nothing else."""
+    """Error that the caller sees for `error`. A bug is reported without details."""
     if isinstance(error, ApiError):
         return error
     for kind, status, code in STATUSES:
@@ -151,15 +152,17 @@ def _retry_after_seconds(error: Exception) -> float | None:
     if not isinstance(error, RequestRefusedError):
         return None
     seconds = 1.0 if error.retry_after_seconds is None else error.retry_after_seconds
-    if isinstance(error, QueueFullError):  # an estimate; of a plugin's refusal it is its word
+    if isinstance(error, QueueFullError):  # an estimate; a plugin's value is taken as it is
         return min(seconds, MAX_QUEUE_RETRY_SECONDS)
     return seconds
 
 
 def called(error: Exception) -> str:
-    """What logs and spans say of `error`: its code, or else its class, which is that of the
-    engine's error where one was told in an API's words; of a refusal that has neither, what its
-    status is called, such as `bad_request`."""
+    """Name of `error` in logs and spans: its code, or else its class, or else its status.
+
+    The class is that of the engine's error, if an API's error was made from one. A refusal with
+    neither code nor cause has the name of its status, like `bad_request`.
+    """
     refused = api_error_of(error)
     if refused.code is not None:
         return refused.code
@@ -177,9 +180,11 @@ PLACED = ("prompt", "messages", "tools")
 def as_named(
     fields: Mapping[str, str], placed: Callable[[str], tuple[str, str | None]] | None = None
 ) -> Iterator[None]:
-    """Raise errors about arguments of the engine as errors about the `fields` of a body that they
-    came from. `placed` gives a message with places in the body for those of the engine, and the
-    place that it is about, if it has one."""
+    """Raise errors about the engine's arguments as errors about the body's fields behind them.
+
+    `fields` has the field of each argument. `placed` rewrites the places in a message of the engine
+    to places in the body. It also returns the place that the message is about, or None.
+    """
     try:
         yield
     except InvalidRequestError as error:

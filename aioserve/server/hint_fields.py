@@ -1,10 +1,10 @@
-"""From a body with fields that ask for nothing to one without: nulls, and hints of the tables.
+"""Removal of fields that ask for nothing from a body: nulls, and hints of the tables.
 
     {"temperature": 0, "odd": null, "tools": [{..., "cache_control": {}}]}
                               ─►  {"temperature": 0, "tools": [{...}]}
 
-Values are read as far as a field of that name may be in them, and no further: there may be much in
-them. Hints are counted, and named in the log.
+Values may be large, so they are read only as far as they may contain such fields. Hints are
+counted, and named in the log.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["HintReader", "let_through"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_LOOKED_AT = 10_000
-"""Fields of a body, and of objects in it, that are looked at where one of them asks for nothing: it
-takes the event loop some 10 ms. Messages and schemas aren't looked into."""
+"""Most fields of a body and of objects in it that are looked at, if one of them asks for nothing.
+They take about 10 ms of the event loop. Messages and schemas aren't looked into."""
 NULL = b"null"
 _INDEX = re.compile(r"\[\d+\]")
 
@@ -38,7 +38,7 @@ _KINDS |= {dict: "an object", list: "a list"}
 
 
 def let_through(call_log: CallLog, field: str, count: int = 1) -> None:
-    """Count a hint with the call, and name it in the log."""
+    """Count a hint of the call, and name it in the log."""
     if field not in call_log.hints:
         logger.debug(
             "call %s: let %s through, which changes nothing here", call_log.request_id, field
@@ -47,18 +47,19 @@ def let_through(call_log: CallLog, field: str, count: int = 1) -> None:
 
 
 class HintReader:
-    """Reads bodies. `reasons` says whether the model does, and is asked where that counts."""
+    """Reader of bodies. `reasons` tells if the model reasons, and is called only if that
+    matters."""
 
     def __init__(self, reasons: Callable[[], bool]) -> None:
         self._reasons = reasons
         self._num_looked_at = 0
         self._known: dict[type, dict[str, inspect.Field]] = {}
         self.found: Counter[str] = Counter()
-        """Count of each hint by its place. All elements of a list are one place."""
+        """Number of hints at each place. All elements of a list are one place."""
 
     def without_hints(self, body: bytes, kind: type) -> bytes:
-        """The body without them, and without nulls for what needn't be given. Raises `ApiError` for
-        another value of such a field, and for too many fields."""
+        """Return the body without hints, and without nulls for optional fields. Raises `ApiError`
+        for another value of such a field, and for too many fields."""
         return msgspec.json.encode(self._value(msgspec.Raw(body.strip()), _type_info(kind), ""))
 
     def _value(self, raw: msgspec.Raw, kind: inspect.Type, place: str) -> Any:
@@ -130,7 +131,7 @@ class HintReader:
 
 @cache
 def _type_info(kind: type) -> inspect.Type:
-    """There are as many as there are types of bodies."""
+    """Type of a body, cached: there are few."""
     return inspect.type_info(kind)
 
 
@@ -180,7 +181,7 @@ def _values_of(kind: inspect.Type) -> inspect.Type | None:
 
 
 def _struct_of(fields: dict[str, msgspec.Raw], kind: inspect.Type) -> inspect.StructType | None:
-    """The struct that an object is, which its tag says where there are several."""
+    """Struct type of an object. Its tag decides if there are several; None if there is no match."""
     structs = [one for one in _alternatives(kind) if isinstance(one, inspect.StructType)]
     for one in structs:
         tag = None if one.tag_field is None else fields.get(one.tag_field)

@@ -1,8 +1,8 @@
-"""Fields that clients of other servers send, and that nothing here reads: the values of each that
-are let through, as they change no answer.
+"""Fields that clients of other servers send and nothing here reads, with the values let through.
 
-Any other value is refused by the name of the field, and so is a field that is in no table. What a
-type of a body lacks is looked up in its `hints`, a table of these; docs and tests read them too.
+These values change no answer. Any other value is refused by the name of the field, and so is a
+field in no table. The type of a body has one of these tables as its `hints`. Docs and tests read
+them too.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ __all__ = [
 
 
 class Hint(msgspec.Struct, frozen=True):
-    """Values of a field that are let through: each is a value, or a type, of which any is."""
+    """Values of a field that are let through. An entry is a value, or a type with all of its
+    values."""
 
     always: tuple[Any, ...] = ()
     without_reasoning: tuple[Any, ...] = ()
-    """Further ones for a model that doesn't reason."""
+    """More entries, for a model that doesn't reason."""
 
 
 Hints = Mapping[str, Hint]
-"""Hints by the names of fields."""
+"""Hints by names of fields."""
 
 
 def is_one_of(value: object, values: tuple[Any, ...]) -> bool:
-    """Return true if a value of JSON is among `values`, or of a type among them. True is no number,
-    and an int is a float as well."""
+    """Return true if a value of JSON is among `values`, or of a type among them. True isn't a
+    number, but an int is a float as well."""
     for one in values:
         if isinstance(one, type):
             kinds = (int, float) if one is float else (one,)
@@ -72,7 +73,7 @@ NO_HINTS: Hints = {}
 OF_CALLS: Hints = _always(add_special_tokens=(True,))
 
 _OF_SAMPLERS = _always(
-    # Off; numbers of a sampler that is off say nothing.
+    # Samplers that are off, whose other numbers have no effect.
     mirostat=(0,),
     mirostat_tau=(float,),
     mirostat_eta=(float,),
@@ -97,7 +98,7 @@ _OF_SAMPLERS = _always(
     logits_processors=([],),
 )
 _OF_CACHES = _always(
-    # Prompts are cached, and found again, whatever is said.
+    # Prompts are always cached, and cached prefixes are always found.
     cache_prompt=(bool,),
     id_slot=(int,),
     slot_id=(int,),
@@ -156,7 +157,7 @@ OF_ANSWERS: Hints = {
     **_OF_THOUGHTS,
     **_always(verbosity=("low", "medium", "high")),
 }
-"""Fields of every API of the OpenAI kind that answers."""
+"""Hints of every API of the OpenAI kind that generates."""
 
 OF_COMPLETIONS: Hints = {
     **OF_ANSWERS,
@@ -186,7 +187,7 @@ OF_RESPONSES: Hints = {
         use_beam_search=(False,),
         length_penalty=(1,),
         best_of=(1,),
-        # Calls of tools that the server runs: there are none.
+        # Calls of tools that the server runs, which doesn't run any.
         max_tool_calls=(int,),
         context_management=([],),
     ),
@@ -194,14 +195,14 @@ OF_RESPONSES: Hints = {
 OF_EMBEDDINGS: Hints = {**OF_CALLS, **_always(stream=(False,))}
 
 OF_CHUNK_OPTIONS: Hints = _always(include_obfuscation=(bool,))
-"""Fields of `stream_options` where an answer is in choices."""
+"""Hints of `stream_options`, if an answer has choices."""
 OF_RESPONSE_OPTIONS: Hints = _always(
     include_obfuscation=(bool,),
     # The last event always has the counts.
     include_usage=(bool,),
 )
 OF_TOOLS: Hints = _always(cache_control=(dict,), strict=(False,))
-"""Fields of a tool of chat, beside its function."""
+"""Hints of a tool of chat, besides its function."""
 OF_RESPONSE_TOOLS: Hints = _always(
     defer_loading=(False,), allowed_callers=(["direct"],), cache_control=(dict,)
 )
@@ -210,7 +211,7 @@ OF_REASONING: Hints = {
     "generate_summary": Hint(("auto",), (str,)),
     "mode": Hint(("standard",), (str,)),
 }
-"""Fields of `reasoning` of responses."""
+"""Hints of `reasoning` of responses."""
 OF_JSON_FORMATS: Hints = _always(strict=(bool,))
 
 OF_MESSAGES: Hints = _always(
@@ -227,10 +228,10 @@ OF_MESSAGE_TOOLS: Hints = _always(
     defer_loading=(False,), allowed_callers=(["direct"],), input_examples=([],)
 )
 OF_THINKING: Hints = {"display": Hint(("summarized",), ("omitted",))}
-"""Fields of `thinking` that is enabled or adaptive."""
+"""Hints of `thinking` that is enabled or adaptive."""
 
 OF_OLLAMA: Hints = _always(
-    # A prompt or an answer that is too long for the context is told from others either way.
+    # A prompt or an answer that is too long for the context is reported either way.
     truncate=(bool,),
     shift=(bool,),
 )
@@ -272,4 +273,4 @@ TABLES: Mapping[str, Hints] = {
     "Ollama's": OF_OLLAMA,
     "Ollama's: `options`": OF_OLLAMA_OPTIONS,
 }
-"""All of them, by what they are about."""
+"""All tables, by the API and the part of its body."""

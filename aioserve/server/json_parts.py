@@ -1,11 +1,11 @@
-"""Answers of any length as JSON, in parts of a bounded size that are made while they are sent.
+"""JSON answers of any length, in parts of a bounded size that are made while they are sent.
 
     value ──► msgspec ──► text ─ place ─ text ─ place ─ text
                                    └─ LongJson: its own parts, made when it is their turn
 
 A whole answer with log-probabilities may be a thousand times as long as its request. Encoded at
-once it would be in memory several times, however slowly its client reads. msgspec encodes what is
-short; a `LongJson` in it stands for what isn't.
+once, it would be in memory several times, however slowly its client reads. Short values are encoded
+by msgspec, and a `LongJson` stands for a long one.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ __all__ = [
 PART_BYTES = 64 * 2**10
 """Bytes that are sent at once, about: as many as the transport takes before it says to wait."""
 PART_UNITS = 64
-"""Units of work that one part takes to be sent."""
+"""Units of work to send one part."""
 ENCODED_BYTES_PER_UNIT = 1024
-"""Bytes of encoded JSON that are copied in the time of one unit, some times over."""
+"""Bytes of encoded JSON that are copied in one unit of work, several times over."""
 IDS_AT_ONCE = 16_384
 """Ids that are encoded at once, in less than a millisecond."""
 
 _PLACE = b"\0"
-"""Stands where a `LongJson` goes. JSON has no such byte: in a str it is written `\\u0000`."""
+"""Placeholder of a `LongJson`. JSON has no such byte: in a str it is written `\\u0000`."""
 
 
 class LongJson:
-    """A value in JSON, in parts. It may stand in any field of an answer."""
+    """JSON value in parts, which may stand in any field of an answer."""
 
     __slots__ = ("_parts",)
 
     def __init__(self, parts: Callable[[], AsyncIterator[bytes]]) -> None:
-        """`parts` begins them anew each time."""
+        """`parts` begins a new iteration at each call."""
         self._parts = parts
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -56,7 +56,7 @@ class LongJson:
 
     @classmethod
     def of_list(cls, values: Callable[[], AsyncIterable[object]]) -> LongJson:
-        """A list, each of whose values is made when its turn comes, and may have long parts."""
+        """List whose values are made one at a time, and may have long parts themselves."""
 
         async def parts() -> AsyncGenerator[bytes, None]:
             before = b"["
@@ -71,7 +71,7 @@ class LongJson:
 
     @classmethod
     def of_inner(cls, *pieces: Sequence[bytes] | Callable[[], AsyncIterable[bytes]]) -> LongJson:
-        """A list whose entries are in JSON already, several in each piece, without brackets."""
+        """List of entries that are JSON already. A piece has several entries, without brackets."""
 
         async def parts() -> AsyncGenerator[bytes, None]:
             before = b"["
@@ -86,7 +86,7 @@ class LongJson:
 
     @classmethod
     def of_json(cls, data: bytes) -> LongJson:
-        """A value that is in JSON already."""
+        """Value that is JSON already."""
 
         async def parts() -> AsyncGenerator[bytes, None]:
             for start in range(0, len(data), PART_BYTES):
@@ -101,7 +101,7 @@ async def _each(pieces: Sequence[bytes]) -> AsyncGenerator[bytes, None]:
 
 
 def inner_json(values: list[Any]) -> bytes:
-    """A list in JSON, without its brackets."""
+    """JSON of a list, without its brackets."""
     return msgspec.json.encode(values)[1:-1]
 
 
@@ -116,7 +116,8 @@ async def long_ids(ids: Sequence[int], pace: Pace) -> LongJson:
 
 
 async def parts_of(value: object) -> AsyncGenerator[bytes, None]:
-    """`value` as JSON. Raises, before the first part, what msgspec raises for what isn't JSON."""
+    """Yield `value` as JSON. A value that isn't JSON raises msgspec's error before the first
+    part."""
     long: list[LongJson] = []
 
     def placed(one: object) -> msgspec.Raw:
@@ -136,8 +137,8 @@ async def parts_of(value: object) -> AsyncGenerator[bytes, None]:
 async def gathered(
     parts: AsyncIterator[bytes], pace: Pace, first_bytes: int = PART_BYTES
 ) -> AsyncGenerator[bytes, None]:
-    """The same bytes in larger parts, the first of at least `first_bytes` and those behind it of
-    `PART_BYTES`, but for the last. The loop has its turns between them."""
+    """Yield the same bytes in larger parts, with turns of the loop between them. The first part has
+    at least `first_bytes`, and the others `PART_BYTES`, except the last."""
     some: list[bytes] = []
     length, least = 0, first_bytes
     async for part in parts:
@@ -152,7 +153,7 @@ async def gathered(
 
 
 async def sliced(data: bytes, pace: Pace) -> AsyncGenerator[bytes, None]:
-    """`data` in parts of at most `PART_BYTES`."""
+    """Yield `data` in parts of at most `PART_BYTES`."""
     if len(data) <= PART_BYTES:
         yield data
         return

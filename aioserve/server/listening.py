@@ -1,4 +1,4 @@
-"""Where a server listens: an address, or a socket in the file system, plain or with TLS.
+"""Sockets that a server listens on: an address or a Unix socket, plain or with TLS.
 
 Knows sockets, and nothing of what is served.
 """
@@ -27,30 +27,30 @@ MAX_SECONDS = 7 * 24 * 3600.0
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
-    """Raises `ConfigError` for a value outside its range."""
+    """Address, TLS and timeouts of a server. Raises `ConfigError` for a value outside its range."""
 
     host: Annotated[str, name] = "127.0.0.1"
-    """Name or address to listen at. One that other machines can reach needs a key. A name is one of
-    `allowed_hosts` as well."""
+    """Name or address to listen at. One that other machines can reach needs a key. A name is also
+    one of `allowed_hosts`."""
     port: Annotated[int, integer(0, 65535)] = 8000
-    """0 takes a free one, and says which."""
+    """Port to listen at. 0 takes a free one, and says which."""
     uds: Annotated[str | None, optional(text(1, 107))] = None
     """Path of a Unix socket to listen at, in place of host and port."""
     tls_cert_file: Annotated[str | None, optional(text(1, 4096))] = None
-    """PEM file with the certificate and those that signed it: the server speaks HTTPS."""
+    """PEM file with the certificate and those that signed it. The server then speaks HTTPS."""
     tls_key_file: Annotated[str | None, optional(text(1, 4096))] = None
-    """PEM file with its key, where that isn't in the same file."""
+    """PEM file with the certificate's key, if it is in another file."""
     allow_without_key: bool = False
-    """Serve a host that other machines can reach without any key."""
+    """Serve without any key a host that other machines can reach."""
     drain_seconds: Annotated[float, number(0, MAX_SECONDS)] = 30.0
-    """After SIGTERM or Ctrl-C: how long answers that have begun may go on."""
+    """Seconds that answers in progress may continue after SIGTERM or Ctrl-C."""
     keep_alive_seconds: Annotated[float, number(0, MAX_SECONDS, above=True)] = 75.0
-    """How long a connection without a request stays open. More than the proxy in front of the
-    server keeps its own."""
+    """Seconds that a connection without a request stays open. Choose more than the proxy in front
+    of the server has."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Under which it is addressed, beside its addresses."""
+        """Names of the server, besides its addresses."""
         try:
             ipaddress.ip_address(self.host.partition("%")[0])
         except ValueError:
@@ -79,12 +79,12 @@ _RULES = rules_of(Listening)
 
 
 def check_reach(listening: Listening, *, has_keys: bool) -> None:
-    """Raise `ConfigError` where other machines could call a server without a key. A Unix socket is
+    """Raise `ConfigError` if other machines could call a server without a key. A Unix socket is
     guarded by the permissions of its directory."""
     if has_keys or listening.allow_without_key or listening.uds is not None:
         return
     for _, address in _addresses(listening):
-        # Of a link-local address, the interface is behind a percent sign.
+        # A link-local address has its interface after a percent sign.
         if not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
             raise ConfigError(
                 f"host {listening.host} can be reached from other machines, and there is no key: "
@@ -95,7 +95,7 @@ def check_reach(listening: Listening, *, has_keys: bool) -> None:
 
 
 def check_tls(listening: Listening) -> None:
-    """Raise `ConfigError` for files that make no certificate and its key."""
+    """Raise `ConfigError` if the files hold no certificate and its key."""
     if listening.tls_cert_file is None:
         return
     for option in ("tls_cert_file", "tls_key_file"):
@@ -123,8 +123,8 @@ def check_tls(listening: Listening) -> None:
 
 @contextmanager
 def bound(listening: Listening) -> Iterator[list[socket.socket]]:
-    """Sockets at the place to listen at, taken and not listening yet, so that a place which is
-    taken shows before a model loads. Raises `ConfigError` that says why there are none."""
+    """Sockets bound to the address, and closed at the end of the block. They don't listen yet, so
+    that an address in use shows before a model loads. Raises `ConfigError` with the reason."""
     sockets: list[socket.socket] = []
     try:
         if listening.uds is not None:
@@ -141,14 +141,14 @@ def bound(listening: Listening) -> Iterator[list[socket.socket]]:
 
 
 def url_of(listening: Listening, sockets: list[socket.socket]) -> str:
-    """Without a slash at its end."""
+    """URL of the server, without a slash at its end."""
     scheme = "http" if listening.tls_cert_file is None else "https"
     if listening.uds is not None:
         return f"{scheme}://localhost"
     host = listening.host
     with suppress(ValueError):
         address = ipaddress.ip_address(host)
-        if address.is_unspecified:  # listens at all, and is none to call
+        if address.is_unspecified:  # valid to listen at, but not to call
             address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
         host = f"[{address}]" if address.version == 6 else str(address)
     return f"{scheme}://{host}:{sockets[0].getsockname()[1]}"
@@ -169,7 +169,7 @@ def _addresses(listening: Listening) -> list[tuple[socket.AddressFamily, Any]]:
 
 
 def _take(listening: Listening, sockets: list[socket.socket]) -> None:
-    """All addresses of a name, at one port."""
+    """Bind all addresses of a name, at one port."""
     port, refused = listening.port, None
     for family, address in _addresses(listening):
         try:

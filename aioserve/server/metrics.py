@@ -1,12 +1,12 @@
-"""`/metrics`, for Prometheus: one registry for each app.
+"""Metrics at `/metrics`, for Prometheus, with a registry for each app.
 
-Gauges and counters of the engine are taken from `Engine.stats` when a scrape asks; histograms are
-fed as requests end, by an observer of the engine, so that requests of the program around the app
-count too. A label is one of few values: no text of clients becomes one.
+Each scrape reads gauges and counters of the engine from `Engine.stats`. An observer of the engine
+feeds histograms as requests end, so that requests of the surrounding program count too. Labels have
+few values: no text of clients becomes one.
 
 The last numbers of the engine are those of the Model Server Protocol
-(kubernetes-sigs/gateway-api-inference-extension, docs/proposals/003-model-server-protocol), under
-the names that its endpoint picker reads unless it is told otherwise: those of vLLM.
+(kubernetes-sigs/gateway-api-inference-extension, docs/proposals/003-model-server-protocol). They
+have vLLM's names, which its endpoint picker reads by default.
 """
 
 from __future__ import annotations
@@ -75,19 +75,19 @@ GUESSES = {
     "drafted_tokens": ("tokens_drafted_total", "Draft tokens that steps verified"),
     "accepted_draft_tokens": ("tokens_accepted_total", "Draft tokens among them that were right"),
 }
-"""Counters of engines with speculation: by the drafter's name, and the place of a draft token
-behind the last token of its sequence, from 0."""
+"""Counters of engines with speculation. Labels are the drafter's name and the position of a draft
+token after the last token of its sequence, from 0."""
 
 
 class EngineCollector(Collector):
-    """Shows nothing of an engine that was never entered."""
+    """Collector of the engine's numbers. It yields nothing for an engine that was never entered."""
 
     def __init__(self, app_state: AppState) -> None:
         self._app_state = app_state
         self._engine = app_state.engine
 
     def describe(self) -> list[Metric]:
-        return []  # registering an engine must not ask it, which may not be entered yet
+        return []  # registration can't query the engine, which may not be entered yet
 
     def collect(self) -> Iterator[Metric]:
         try:
@@ -160,8 +160,8 @@ METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"}
 
 
 class Metrics(Listener, Observer):
-    """Hears of calls, and of what the engine does; an ASGI app that shows what it counts. `tenants`
-    are the names that become labels; all others are counted together, as ""."""
+    """Counts of calls and of the engine's requests, and the ASGI app that shows them. Only names in
+    `tenants` become labels; all others are counted together, as ""."""
 
     def __init__(self, app_state: AppState, tenants: Collection[str]) -> None:
         shown = CollectorRegistry()
@@ -272,8 +272,11 @@ class Metrics(Listener, Observer):
 
 
 def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
-    """All names here are those that every Prometheus reads. prometheus_client 0.26 puts underscores
-    for the colons of some samples in OpenMetrics nevertheless, unless any name is allowed."""
+    """Encoder and content type for the `Accept` header.
+
+    Every Prometheus reads all names here. But prometheus_client 0.26 replaces colons of some
+    samples by underscores in OpenMetrics, unless any name is allowed.
+    """
     encode, content_type = choose_encoder(accept)
     if content_type.startswith("application/openmetrics-text"):
         encode, _ = choose_encoder(OPENMETRICS + "; escaping=allow-utf-8")

@@ -1,10 +1,10 @@
-"""What every request passes on its way in and every answer on its way out.
+"""Middleware that every request and every answer passes.
 
     request ──► CallMiddleware ──► checks ──► routes ──► answer, with the headers of all answers
                   └► listeners: began, ended, exactly once each
 
-WebSockets are refused. Where there is no such path or method, the error is written as the API at
-that path writes errors; Starlette's own are plain text. Knows nothing of what routes do.
+WebSockets are refused. Errors for unknown paths and methods have the format of the API at that
+path; Starlette's own are plain text. Knows nothing of what routes do.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ OF_OTHERS_PAGES = tuple(one for one in OF_ALL_ANSWERS if one[0] != b"cross-origi
 
 
 class Listener:
-    """Tells others of calls. What it raises is logged and harms no call."""
+    """Listener to calls. Its exceptions are logged, and affect no call."""
 
     def began(self, arrival: Arrival) -> None:
-        """A request has come."""
+        """Hear of a request that has arrived."""
 
     def ended(self, call_log: CallLog) -> None:
-        """However it ended: answered, refused, failed or left."""
+        """Hear of the end of a call: answered, refused, failed or left by its client."""
 
 
 class CallMiddleware:
@@ -67,8 +67,8 @@ class CallMiddleware:
         calls: Calls,
         max_calls: int,
     ) -> None:
-        """`shape_of` says how errors are written at a path; `routes` are the paths of what scopes
-        name as endpoints."""
+        """`shape_of` gives the format of errors at a path. `routes` has the path of each endpoint
+        that a scope may hold."""
         self._app = app
         self._checks = checks
         self._listeners = listeners
@@ -117,7 +117,8 @@ class CallMiddleware:
         for check in self._checks:
             check.check(arrival)
         if any(char < " " for char in arrival.path):
-            # Routes match a path with a line end behind it, which checks take for another.
+            # Routes also match a path with a line end behind it, which checks take for another
+            # path.
             raise ApiError(404, "there is no such path", code="not_found")
         is_full = arrival.is_call and self._calls.num_posted >= self._max_calls
         if is_full and not self._calls.end_oldest_body():
@@ -126,8 +127,7 @@ class CallMiddleware:
             await self._app(arrival.scope, receive, send)
 
     async def _refuse(self, arrival: Arrival, error: ApiError, send: Send) -> None:
-        """Nothing was read of a body, and nothing will be: where one comes, the server ends the
-        connection."""
+        """Send an error. The body is left unread: if one comes, the server ends the connection."""
         arrival.call_log.error = called(error)
         shape = self._shape_of(arrival.path)
         body = shape.body(error, arrival.call_log.request_id)
@@ -147,7 +147,7 @@ async def _no_path(request: Request, _: Exception) -> Response:
 
 
 async def _no_method(request: Request, _: Exception) -> Response:
-    """Starlette names the methods of the first route alone that has the path."""
+    """Refuse a method. Starlette would list the methods of only the first route with the path."""
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     here = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     allowed = ", ".join(sorted({method for route in here for method in route.methods or ()}))
@@ -161,11 +161,11 @@ NOT_FOUND: dict[int, Callable[[Request, Exception], Awaitable[Response]]] = {
     404: _no_path,
     405: _no_method,
 }
-"""Handlers of Starlette's own errors, which are plain text."""
+"""Handlers in place of Starlette's own errors, which are plain text."""
 
 
 def _answering(call_log: CallLog, send: Send) -> Send:
-    """`send`, which notes the status and adds what all answers have."""
+    """Wrap `send` to note the status, and to add the headers of all answers."""
 
     async def answering(message: Message) -> None:
         kind = message["type"]

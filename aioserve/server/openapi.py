@@ -1,4 +1,4 @@
-"""The APIs described in OpenAPI 3.1, from the same table that serves them."""
+"""Description of the APIs in OpenAPI 3.1, from the same table that serves them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REFUSALS = {
 
 
 def describing(endpoints: Sequence[Endpoint[Any]]) -> Endpoint[None]:
-    """What answers with the description of `endpoints`."""
+    """Endpoint that answers with the description of `endpoints`."""
 
     async def describe(call: Call, _: None) -> dict[str, Any]:
         return document(endpoints, call.settings)
@@ -42,8 +42,8 @@ def describing(endpoints: Sequence[Endpoint[Any]]) -> Endpoint[None]:
 
 
 def document(endpoints: Sequence[Endpoint[Any]], settings: ServerSettings) -> dict[str, Any]:
-    """A document that lists `endpoints`, with the limits of these settings. With keys, each call
-    brings one as a bearer token."""
+    """Description of `endpoints`, with the limits of `settings`. If there are keys, each call needs
+    one as a bearer token."""
     kinds = {kind for each in endpoints for kind in (each.kind, each.answer, each.errors.kind)}
     known = sorted(kinds - {None}, key=str)
     schemas, components = msgspec.json.schema_components(
@@ -85,7 +85,7 @@ TYPES: dict[type[Any], str] = {
 
 
 def _shape(value: Any) -> dict[str, Any]:
-    """Return the schema of a value, or of a type of values, that is let through."""
+    """Return the schema of a value that is let through, or of all values of a type."""
     return {"type": TYPES[value]} if isinstance(value, type) else {"const": value}
 
 
@@ -93,7 +93,7 @@ KEYWORDS = {"integer": "maximum", "array": "maxItems", "object": "maxProperties"
 
 
 def _limit(schema: dict[str, Any], limit: int) -> None:
-    """Let a schema, or those of its alternatives that have a size, take no more than `limit`."""
+    """Limit a schema, or its alternatives that have a size, to `limit`."""
     for one in schema.get("anyOf", [schema]):
         if (keyword := KEYWORDS.get(one.get("type"))) is not None:
             one[keyword] = limit
@@ -124,7 +124,7 @@ def _operation(endpoint: Endpoint[Any], named: dict[Any, Any]) -> dict[str, Any]
 
 
 def _parameters(path: str, kind: Any) -> Iterable[dict[str, Any]]:
-    """Describe the parameters of the path, and of the query behind it."""
+    """Describe the parameters of path and query."""
     for field in msgspec.structs.fields(kind):
         in_path = f"{{{field.encode_name}}}" in path
         yield {

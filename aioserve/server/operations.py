@@ -1,7 +1,7 @@
-"""What operators and their machines ask: is it alive, does it take requests, how is it set up.
+"""Endpoints for operators and their machines: health, readiness, setup.
 
-`/health` is about the engine: whether steps come to their ends. `/ready` is about requests: whether
-new ones are taken. A server that drains is healthy and not ready.
+`/health` is about the engine: it says if steps end. `/ready` is about requests: it says if new ones
+are accepted. A draining server is healthy and not ready.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ __all__ = [
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """503 unless `status` is "ok"."""
+    """Answer of `/health`, with the status 503 unless `status` is "ok"."""
 
     status: Literal["ok", "stalled", "failed", "closed"]
-    """ "stalled": there is work, and no step has come to its end for longer than the limit."""
+    """State of the engine. "stalled": there is work, and no step has ended for longer than the
+    limit."""
     engine: EngineState
     step_age_seconds: float
-    """While work is pending: since the last step that came to its end. 0 when idle."""
+    """Seconds since the last step ended, while work is pending. 0 when idle."""
     max_step_age_seconds: float
     num_running: int
     num_waiting: int
@@ -56,7 +57,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """503 unless `status` is "ready"."""
+    """Answer of `/ready`, with the status 503 unless `status` is "ready"."""
 
     status: Literal["ready", "not_ready"]
     engine: EngineState
@@ -83,27 +84,27 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class PrefixCacheReset(msgspec.Struct, frozen=True, kw_only=True):
     pages: int
-    """KV pages that were forgotten, on the device and on the host."""
+    """KV pages that were dropped from the cache, on the device and on the host."""
 
 
 class AbortRequest(Strict, frozen=True, kw_only=True):
     request_ids: list[str]
-    """What calls go by, as `x-request-id` says."""
+    """Ids of calls, as in their `x-request-id`."""
 
 
 class AbortOne(Strict, frozen=True, kw_only=True):
     rid: str | None = None
     abort_all: bool | None = None
-    """Every call, in place of one."""
+    """End every call, in place of one."""
 
 
 class Aborted(msgspec.Struct, frozen=True, kw_only=True):
     aborted: int
-    """Calls that were ended."""
+    """Number of calls that were ended."""
 
 
 def health_of(state: EngineState, stats: EngineStats, max_step_age_seconds: float) -> Health:
-    """What these figures say."""
+    """Health of an engine with this state and these figures."""
     status: Literal["ok", "stalled", "failed", "closed"] = "ok"
     if state == "failed":
         status = "failed"
@@ -130,7 +131,7 @@ async def health(call: Call, _: None) -> Answer:
 
 
 ping: Endpoint[None] = replace(health, path="/ping", summary="The same as /health")
-"""What some platforms ask in its place."""
+"""Other path of `/health`, which some platforms request."""
 
 
 @endpoint(OPENAI_ERRORS, "/ready", "Whether requests are taken", answer=Readiness)
@@ -162,7 +163,7 @@ async def server_info(call: Call, _: NoParameters) -> ServerInfo:
 
 @endpoint(OPENAI_ERRORS, "/reset_prefix_cache", "Forget cached prefixes", method="POST")
 async def reset_prefix_cache(call: Call, _: None) -> PrefixCacheReset:
-    """Forget the prefixes of all keys that no request uses."""
+    """Drop the cached prefixes of all keys that no request uses."""
     return PrefixCacheReset(pages=call.engine.reset_prefix_cache())
 
 
@@ -173,7 +174,7 @@ class _Every:
 
 @endpoint(OPENAI_ERRORS, "/abort_requests", "End calls by their ids", method="POST")
 async def abort_requests(call: Call, body: AbortRequest) -> Aborted:
-    """End the calls of any key that go by these ids; of an unknown one nothing comes."""
+    """End the calls of any key with these ids. Unknown ids are ignored."""
     calls = call.app_state.calls
     return Aborted(aborted=calls.abort(frozenset(body.request_ids), call.call_log))
 

@@ -1,16 +1,16 @@
-"""The sending half of a connection, which ends however its peer behaves.
+"""Sending half of a connection, which ends however its peer behaves.
 
     write ──► buffer ──► kernel ──► a peer that reads
                 │
                 └─ nothing has left it for `stall_seconds`: the connection is aborted
 
-    close while a request is still coming ──► half closed: what comes is thrown away,
-                                              up to a limit in bytes and in seconds ──► closed
+    close while a request is still arriving ──► half closed: received bytes are thrown away,
+                                                up to a limit in bytes and seconds ──► closed
 
-uvicorn writes an answer into the transport's buffer and waits until that has drained. A peer that
-reads nothing would hold the answer, its call and its socket for ever. And a socket that is closed
-with unread bytes resets the connection: a client that is still sending would see that in place of
-the answer that says why its request is refused.
+An answer goes into the transport's buffer, and uvicorn waits until that has drained. A peer that
+reads nothing would hold the answer, its call and its socket for ever. Closing a socket with unread
+bytes resets the connection. A client that is still sending would see the reset in place of the
+answer that says why its request is refused.
 
 Knows transports, and nothing of HTTP.
 """
@@ -26,15 +26,16 @@ from typing import Any
 __all__ = ["LINGER_BYTES", "LINGER_SECONDS", "Outgoing"]
 
 LINGER_SECONDS = 5.0
-"""How long a client may go on with a request that has been refused."""
+"""Seconds that a client may continue to send a refused request."""
 LINGER_BYTES = 16 * 2**20
-"""Most bytes of such a request that are still read. Nothing is kept. Many clients send all of a
+"""Most bytes of a refused request that are still read, and thrown away. Many clients send all of a
 body before they read the answer. A body refused for its length has more than 2 MiB: with a limit of
-1 MiB no such client would see why."""
+1 MiB, these clients would never see why."""
 
 
 class Outgoing(Transport):
-    """`transport`, for a protocol that tells it of what comes in and of the connection's end."""
+    """Transport around another, whose protocol reports received bytes and the end of the
+    connection."""
 
     def __init__(
         self, transport: Transport, loop: AbstractEventLoop, *, stall_seconds: float
@@ -47,12 +48,12 @@ class Outgoing(Transport):
         self._stall_seconds = stall_seconds
         self._written_bytes = 0
         self._taken_bytes = 0
-        """How much the peer had taken when it was last looked at."""
+        """Bytes that the peer had taken at the last check."""
         self._watching: TimerHandle | None = None
         self._lingering: TimerHandle | None = None
         self._dropped_bytes = 0
         self.lingers: bool = False
-        """Whether `close` waits for a client that is still sending."""
+        """True if `close` waits for a client that is still sending."""
 
     def write(self, data: Any) -> None:
         if self._lingering is not None:
@@ -76,7 +77,7 @@ class Outgoing(Transport):
         self._watch()
 
     def drops(self, num_bytes: int) -> bool:
-        """Whether so many bytes that have come are to be dropped."""
+        """Return true if these received bytes are to be dropped, and count them."""
         if self._lingering is None:
             return False
         self._dropped_bytes += num_bytes
@@ -85,7 +86,7 @@ class Outgoing(Transport):
         return True
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Cancel the timers: the connection is gone."""
         for timer in (self._watching, self._lingering):
             if timer is not None:
                 timer.cancel()
@@ -104,8 +105,11 @@ class Outgoing(Transport):
             self._watch()
 
     def _untaken_bytes(self) -> int:
-        """What the peer hasn't taken, as far as is known. The system takes more from the buffer
-        only when much of its own is free, so a peer that reads slowly shows in that alone."""
+        """Bytes that the peer hasn't taken, as far as is known.
+
+        The system takes more from the buffer only when much of its own is free. A peer that reads
+        slowly shows only in the system's own queue.
+        """
         untaken, sock = self._transport.get_write_buffer_size(), self.get_extra_info("socket")
         if sock is None or sys.platform != "linux":
             return untaken

@@ -1,18 +1,18 @@
-"""What each request must pass before a route sees it, in the order of `checks_of`.
+"""Checks of each request before a route sees it, in the order of `checks_of`.
 
-A check looks at the head of a request alone, and raises `ApiError` for what it doesn't let in.
+A check reads the head of a request only, and raises `ApiError` to refuse it.
 
-Hosts: a page of any site can make its own name point to 127.0.0.1, and is then of the same origin
-as a server there (DNS rebinding). The browser still says in `Host` which name it looked up. An
-address needs no look-up, so it can't be another's.
+Hosts: a page of any site can point its own name to 127.0.0.1, and then shares its origin with a
+server there (DNS rebinding). The browser still sends the name that it looked up in `Host`. An IP
+address needs no look-up, so it is safe.
 
-Origins: a browser sends `Origin` with whatever a page of another site could read or send, and
-`Sec-Fetch-Site` with all that it asks for. Programs send none, and are let in. A preflight asks
-first, and carries no key: it is answered here, and no route sees it.
+Origins: a browser sends `Origin` with any request that lets a page of another site read or send
+something. It sends `Sec-Fetch-Site` with all requests. Programs send neither, and are let in. A
+preflight carries no key, and is answered here before any route sees it.
 
-Keys: `Authorization: Bearer KEY` or `x-api-key: KEY` says on whose behalf a call comes. What shows
-all that a server does is for its operators: the holders of some of the keys. Credentials in URLs
-are refused: proxies, browsers and logs keep URLs.
+Keys: `Authorization: Bearer KEY` or `x-api-key: KEY` identifies the caller. Paths that show all the
+server does are for operators, who hold some of the keys. Credentials in URLs are refused, because
+proxies, browsers and logs keep URLs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 
 
 class Arrival:
-    """A request whose body isn't read yet."""
+    """Request whose body isn't read yet."""
 
     __slots__ = ("call_log", "headers", "method", "path", "scope")
 
@@ -61,14 +61,15 @@ class Arrival:
         self.call_log: CallLog = call_log
         self.method: str = scope["method"]
         self.path: str = path_of(scope)
-        """Below where the app is mounted."""
+        """Path below the app's mount point."""
         self.headers: dict[bytes, list[bytes]] = {}
         """Values of each header, by its name in lower case."""
         for name, value in scope["headers"]:
             self.headers.setdefault(name.lower(), []).append(value)
 
     def header(self, name: bytes) -> str | None:
-        """The one of that name; None where there is none. Raises `ApiError` for two."""
+        """Value of the header `name`; None without one. Raises `ApiError` if it is given more than
+        once."""
         values = self.headers.get(name)
         if values is None:
             return None
@@ -78,19 +79,19 @@ class Arrival:
 
     @property
     def is_call(self) -> bool:
-        """Whether it asks for something to be computed."""
+        """True for a POST, which asks for computation."""
         return self.method == "POST"
 
 
 class RequestCheck(Protocol):
     def check(self, arrival: Arrival) -> None:
-        """Raise `ApiError` for a request that isn't let in. May note in `arrival.call_log` what it
-        finds, and which headers the answer needs."""
+        """Raise `ApiError` to refuse a request. May write to `arrival.call_log`: findings, and
+        headers of the answer."""
         ...
 
 
 def path_of(scope: Scope) -> str:
-    """The path that routes are matched with."""
+    """Path that routes match, below the app's mount point."""
     path, root = scope["path"], scope.get("root_path", "")
     if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
         return path[len(root) :]
@@ -102,14 +103,14 @@ PRINTABLE = re.compile(rf"[!-~]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
 
 def given_request_id(headers: dict[bytes, list[bytes]]) -> str | None:
-    """The client's, if there is one of 1 to `MAX_REQUEST_ID_CHARS` printable ASCII characters; what
-    isn't that is replaced, and no error."""
+    """Request id of the client, if it sent exactly one of 1 to `MAX_REQUEST_ID_CHARS` printable
+    ASCII characters. Any other is replaced, without an error."""
     texts = [value.decode("latin-1") for value in headers.get(b"x-request-id", ())]
     return texts[0] if len(texts) == 1 and is_request_id(texts[0]) else None
 
 
 def is_request_id(text: str) -> bool:
-    """Whether it could be one that a header gives."""
+    """True if `text` may be a request id."""
     return PRINTABLE.fullmatch(text) is not None
 
 
@@ -139,7 +140,7 @@ NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\*|\[[0-9a-f:.]+\]", re.I
 
 
 def host_of(authority: str) -> tuple[str, str | None] | None:
-    """Name, in lower case, and port of `name:port`; None for what isn't that."""
+    """Name in lower case, and port, of `name:port`; None for any other text."""
     found = AUTHORITY.fullmatch(authority)
     if found is None:
         return None
@@ -193,13 +194,13 @@ ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/?#@\\\s]+
 HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 OTHER_SITES = ("cross-site", "same-site")
-"""Other ports of the same name are of the same site."""
+"""Values of `Sec-Fetch-Site` from other origins. Another port of the same name is "same-site"."""
 PREFLIGHT_SECONDS = 600
-"""How long a browser may keep the answer."""
+"""Seconds that a browser may cache the answer to a preflight."""
 
 
 class Preflight(Exception):
-    """The request is a browser's question, which `arrival.call_log.headers` answer."""
+    """The request is a browser's preflight, which `arrival.call_log.headers` answer."""
 
 
 class OriginCheck:
@@ -243,9 +244,12 @@ class OriginCheck:
             raise Preflight
 
     def _check_site(self, arrival: Arrival) -> None:
-        """Browsers say nothing of `Origin` for pictures and the like, which a page of any site may
-        have. What such a page asks for it can't read; but it would be computed, or go on for ever.
-        A person who follows a link to a page of this server is let in."""
+        """Refuse requests of other sites' pages that have no `Origin`.
+
+        Browsers leave `Origin` out for images and the like. The page couldn't read the answer, but
+        the server would compute it, or stream for ever. A link that leads to a page of this server
+        is allowed.
+        """
         if self._any or arrival.header(b"sec-fetch-site") not in OTHER_SITES:
             return
         leads_here = arrival.header(b"sec-fetch-mode") == "navigate"
@@ -259,7 +263,7 @@ class OriginCheck:
 
 
 Parts = tuple[str, str, str | None]
-"""Scheme, host and port; None for that of the scheme."""
+"""Scheme, host and port of an origin. The port is None if it is the scheme's default."""
 
 
 def _parts(origin: str) -> Parts | None:
@@ -276,7 +280,8 @@ def _port(scheme: str, port: str | None) -> str | None:
 
 
 def _is_same(parts: Parts, arrival: Arrival) -> bool:
-    """Whether name and port are this server's. A proxy that ends TLS hides the scheme from here."""
+    """True if name and port are this server's. The scheme may differ: a proxy that ends TLS hides
+    it."""
     scheme, name, port = parts
     where = host_of(arrival.header(b"host") or "")
     return where is not None and (name, port) == (where[0], _port(scheme, where[1]))
@@ -308,13 +313,13 @@ OPERATOR_PATHS: frozenset[str] = frozenset(
         *("/reset_prefix_cache", "/abort_requests", "/abort_request"),
     }
 )
-"""Which show the requests of all keys together, or change what all have."""
+"""Paths that show the requests of all keys together, or change what all keys share."""
 
 CHALLENGE = (b"www-authenticate", b'Bearer realm="aioserve"')
 
 
 class KeyCheck:
-    """Lets every caller in where there are no keys."""
+    """Check of API keys. Without any keys, every caller is let in."""
 
     def __init__(
         self, keys: Sequence[ApiKey], open_paths: Iterable[str], operators: Collection[str] = ()
@@ -331,7 +336,7 @@ class KeyCheck:
             raise _refused(arrival, "an API key is needed: authorization: Bearer KEY")
         holders = {self._holder(key.strip()) for key in given}
         holder = holders.pop()
-        if holder is None or holders:  # two keys that differ leave open who calls
+        if holder is None or holders:  # two different keys leave open who calls
             raise _refused(arrival, "the API key isn't one of this server's")
         arrival.call_log.tenant = holder.name
         arrival.call_log.cache_salt = holder.cache_salt
@@ -344,7 +349,8 @@ class KeyCheck:
             )
 
     def _holder(self, key: bytes) -> ApiKey | None:
-        """Takes the same time whichever key it is, and whether it is one: each is compared."""
+        """Key that matches; None if there is none. Compares every key, so that the time reveals
+        nothing."""
         digest = digest_of(key.decode("latin-1"))
         found = None
         for known in self._keys:
@@ -354,12 +360,15 @@ class KeyCheck:
 
 
 def operators_of(keys: Sequence[ApiKey], names: Collection[str]) -> frozenset[str]:
-    """Names of the keys of operators. Without `names` it is the only key, which sees nothing that
-    is another's, and none where there are several. Raises `ConfigError` for one that no key has."""
+    """Names of the operators' keys.
+
+    Without `names`, a single key is an operator's, as it can't see another's requests. Of several
+    keys, none is. Raises `ConfigError` for a name without a key.
+    """
     known = {key.name for key in keys}
     for name in names:
         if name not in known:
-            # What isn't a name may be a key that was put in the wrong place.
+            # An unknown name may be a key in the wrong place: it isn't shown.
             raise ConfigError(
                 "operators must be names of api_keys, which are "
                 f"{', '.join(sorted(known)) or 'none'}",
@@ -384,8 +393,8 @@ def _refused(arrival: Arrival, message: str) -> ApiError:
 
 
 def checks_of(settings: ServerSettings, open_paths: Iterable[str] = ()) -> Sequence[RequestCheck]:
-    """Checks of one server; the first that refuses a request answers it. `open_paths` need no
-    key, beside those of the settings. Raises `ConfigError`."""
+    """Checks of one server; the first that refuses a request answers it. `open_paths` need no key,
+    like those of the settings. Raises `ConfigError` for invalid hosts, origins or operators."""
     return (
         HeaderCheck(settings.max_headers, settings.max_header_bytes),
         HostCheck(settings.allowed_hosts),

@@ -1,6 +1,6 @@
-"""Runs an app under uvicorn, from sockets that are bound until it is told to stop, and drains it.
+"""Runs an app under uvicorn on bound sockets until it is told to stop, and drains it.
 
-Installs no signal handler: `stop` is an event of the caller's.
+Installs no signal handler: the caller sets `stop`, an event.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from aioserve.server.listening import Listening
 __all__ = ["new_event_loop", "serve_app"]
 
 BACKLOG = 2048
-"""Connections that wait to be accepted."""
+"""Most connections that wait to be accepted."""
 CUT_SECONDS = 0.5
-"""How long after the deadline of a drain connections may still be sent what is written."""
+"""Fewest seconds from the end of a drain until connections are cut, for the sending of what is
+written."""
 LEAVE_SECONDS = 5
-"""How long calls may take to hear that their connection was cut."""
+"""Seconds that calls may take to notice that their connection was cut."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """One of uvloop where that is installed."""
+    """New event loop, from uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -47,16 +48,18 @@ async def serve_app(
     on_ready: Callable[[], None],
     on_drain: Callable[[], None],
 ) -> int:
-    """Serve until `stop` is set and what ran then has ended; returns how many requests the
-    deadline, `listening.drain_seconds`, ended. `on_ready` is called when connections are accepted,
-    `on_drain` when new requests are refused. Raises as `drain` does, once all connections are
-    closed."""
+    """Serve until `stop` is set and the running requests have ended.
+
+    Returns the number of requests that the deadline, `listening.drain_seconds`, has ended. Calls
+    `on_ready` once connections are accepted, and `on_drain` once new requests are refused. Raises
+    as `drain` does, after all connections are closed.
+    """
     server = _Server(_config(app, listening), on_ready)
     serving = asyncio.create_task(server.serve(sockets), name="aioserve server")
     stopping = asyncio.create_task(stop.wait(), name="aioserve stop")
     try:
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-        # A server that has ended by itself has failed, and says why below.
+        # A server that has ended by itself has failed, and the last `await` raises its error.
         server.deadline_seconds = asyncio.get_running_loop().time() + listening.drain_seconds
         if serving.done():
             return 0
@@ -75,10 +78,10 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._on_ready = on_ready
         self.deadline_seconds: float = 0.0
-        """On the loop's clock: until then clients may read what they were sent."""
+        """Time on the loop's clock until which clients may read what they were sent."""
 
     def capture_signals(self) -> AbstractContextManager[None]:
-        """Takes none."""
+        """Install no signal handlers."""
         return nullcontext()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -86,8 +89,8 @@ class _Server(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Connections of clients that don't read are cut, which ends their calls; a call that was
-        cancelled would be told of as one that failed."""
+        """Shut down, and cut the connections of clients that don't read, which ends their calls.
+        Calls that were cancelled instead would be reported as failed."""
         loop = asyncio.get_running_loop()
         seconds = max(CUT_SECONDS, self.deadline_seconds - loop.time())
         self.config.timeout_graceful_shutdown = math.ceil(seconds) + LEAVE_SECONDS

@@ -1,8 +1,8 @@
-"""What an operator decides about a server: who may call it, and how much each call may ask for.
+"""Settings of a server: who may call it, and how much each call may ask for.
 
-API keys are checked when an operator gives them, and kept so that nothing can show them: as two
-hashes, one to know a key by and one that tells cached prefixes of its holder from those of others.
-Both are made with a tag of their own, so that one says nothing of the other.
+API keys are checked when an operator gives them, and kept as two hashes, which don't reveal them.
+One hash recognises a key. The other is a salt that separates cached prefixes of this key from those
+of other keys. Each hash has its own tag, so that one reveals nothing about the other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KEY = re.compile(r"[!-~]+")
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One that opens the server. Its name is in logs and metrics."""
+    """API key that opens the server. Its name appears in logs and metrics."""
 
     name: str
     digest: bytes = field(repr=False)
@@ -55,7 +55,7 @@ class ApiKey:
 
 
 def digest_of(key: str) -> bytes:
-    """32 bytes to know `key` by."""
+    """Hash of 32 bytes that recognises `key`."""
     return _tagged("api key", key)
 
 
@@ -64,7 +64,7 @@ def _tagged(tag: str, key: str) -> bytes:
 
 
 def keys_of(given: object) -> tuple[ApiKey, ...]:
-    """Keys of a mapping by names, or of a sequence, which are then called key-1, key-2 and so on.
+    """Return keys of a mapping by name, or of a sequence, which are named key-1, key-2 and so on.
     Raises `ConfigError`, which never shows a key."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise _wrong("must be a mapping of names to keys, or a sequence of keys")
@@ -86,7 +86,7 @@ def keys_of(given: object) -> tuple[ApiKey, ...]:
 
 def _key_of(name: object, key: object) -> ApiKey:
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        # A name that isn't one may be a key that was put in the wrong place.
+        # An invalid name may be a key in the wrong place: it isn't shown.
         raise _wrong("must have names of 1 to 64 letters, digits, dots, underscores and hyphens")
     if not isinstance(key, str) or not KEY.fullmatch(key):
         raise _wrong(f"[{name}] must be a str of ASCII characters without spaces")
@@ -110,103 +110,103 @@ def _wrong(message: str, *, value: int | None = None, limit: int | None = None) 
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Raises `ConfigError` for a value outside its range."""
+    """Settings of a server. Raises `ConfigError` for a value outside its range."""
 
     served_model_names: Annotated[Sequence[str], sequence(text(1, 256), 16)] = ()
-    """Names under which requests may ask for the model, up to 16; the first is the one that answers
-    carry. None: the model's own, which is the last part of its path. Kept as a tuple."""
+    """Names under which requests may ask for the model, up to 16. Answers carry the first. By
+    default, the last part of the model's path."""
     max_body_bytes: Annotated[int, integer(1024, 2**30)] = 2 * 2**20
-    """Largest body of a request. Reading one holds the event loop, the longer the more there is of
-    it."""
+    """Largest body of a request, in bytes. Parsing a body holds the event loop, longer for a longer
+    one."""
     max_prompts: Annotated[int, integer(1, 4096)] = 64
-    """Prompts in one request for completions; conversations of a batch."""
+    """Most prompts in one request for completions, or conversations in one batch."""
     max_inputs: Annotated[int, integer(1, 65_536)] = 2048
-    """Texts in one request for embeddings, scores or ranks; the engine's `max_waiting` limits them
-    as well. OpenAI takes as many."""
+    """Most texts in one request for embeddings, scores or ranks. The engine's `max_waiting` limits
+    them too. OpenAI has the same default."""
     max_n: Annotated[int, integer(1, 4096)] = 16
-    """`n` and `best_of` of one request; the engine's `max_num_seqs` limits them as well."""
+    """Largest `n` and `best_of` of one request. The engine's `max_num_seqs` limits them too."""
     max_top_logprobs: Annotated[int, integer(0, 64)] = 20
-    """Most likely tokens that are told at each place: `top_logprobs` of chat and responses,
-    `logprobs` of completions, `prompt_logprobs`."""
+    """Most alternatives for each token: `top_logprobs` of chat and responses, `logprobs` of
+    completions, `prompt_logprobs`."""
     max_answer_bytes: Annotated[int, integer(1024, 2**40)] = 2**28
-    """Most bytes that one answer may have, about, by what is asked for: prompts times `n` times
-    tokens times log-probabilities. A stream counts by what waits for a slow reader."""
+    """Most bytes of one answer, estimated from its request: prompts times `n` times tokens times
+    log-probabilities. A stream counts only what waits for a slow reader."""
     max_unsent_bytes: Annotated[int, integer(1024, 2**40)] = 2**30
-    """The same of the answers of all clients together that aren't sent to their ends; one is always
-    taken."""
+    """Most bytes of all clients' unsent answers together, estimated as for `max_answer_bytes`. One
+    answer is always accepted."""
     max_stops: Annotated[int, integer(0, 16)] = 16
-    """Strings in `stop`; the engine takes no more than 16."""
+    """Most strings in `stop`. The engine takes up to 16."""
     max_tools: Annotated[int, integer(0, 1024)] = 128
-    """Tools in one request."""
+    """Most tools in one request."""
     max_schema_bytes: Annotated[int, integer(2, 131_072)] = 65_536
-    """Largest JSON schema, and all schemas of tools together where the answer must be a call; as
-    compact JSON. The engine takes no more than 131,072 characters."""
+    """Largest JSON schema, in bytes of compact JSON. It also limits all schemas of tools together
+    if the answer must be a call. The engine takes up to 131,072 characters."""
     api_keys: Mapping[str, str] | Sequence[str] | Sequence[ApiKey] = ()
-    """Every request must carry one of these, where there are any: names with their keys, or keys
-    alone, up to 1024 of 8 to 512 characters each, and better 16 or more. Kept as a tuple of
-    `ApiKey`, from which no key can be read."""
+    """Names with their keys, or keys alone. If there are any, every request must carry one. Up to
+    1024 keys of 8 to 512 characters, better 16 or more. Kept as a tuple of `ApiKey`, which hides
+    the keys."""
     operators: Annotated[Sequence[str], sequence(text(1, 64), MAX_KEYS)] = ()
-    """Names of `api_keys` whose holders may see `/metrics`, `/live`, `/trace` and `/server_info`,
-    which are about the requests of all keys together, and may ask for `/reset_prefix_cache`,
-    `/abort_requests` and `/abort_request`; up to 1024. None: where there is one key, its holder,
-    and no holder where there are several. Without keys every caller may."""
+    """Names of `api_keys` whose holders are operators, up to 1024. Operators may read `/metrics`,
+    `/live`, `/trace` and `/server_info`, which show the requests of all keys. They may also call
+    `/reset_prefix_cache`, `/abort_requests` and `/abort_request`. By default, a single key is an
+    operator's, and of several keys none is. Without keys, every caller may do all of this."""
     open_paths: Annotated[Sequence[str], sequence(text(1, 256), 16)] = (
         "/health",
         "/ready",
         "/ping",
     )
-    """Paths that need no key: load balancers ask them, and they say nothing of who asks for what.
-    Up to 16, as they are written in a URL."""
+    """Paths that need no key, for load balancers: they reveal nothing about callers. Up to 16, as
+    written in a URL."""
     allowed_hosts: Annotated[Sequence[str], sequence(text(1, 256), 256)] = ()
-    """Names under which the server may be addressed besides `localhost`, those that end in
-    `.localhost`, and addresses; up to 256. `*.example.org` stands for all below, `*` for any."""
+    """Host names of the server, up to 256. `*.example.org` allows all names below it, and `*` any
+    name. The server always allows IP addresses, `localhost` and names that end in `.localhost`."""
     allowed_origins: Annotated[Sequence[str], sequence(text(1, 300), 256)] = ()
-    """Other sites, whose pages may call the server from browsers: `https://example.org`, up to
-    256; `*` for any."""
+    """Other sites whose pages may call the server from browsers, like `https://example.org`, up to
+    256. `*` allows any site."""
     max_header_bytes: Annotated[int, integer(1024, 2**20)] = 32 * 2**10
-    """Largest head of a request, its path and query included."""
+    """Largest head of a request, in bytes, including its path and query."""
     max_headers: Annotated[int, integer(8, 1000)] = 100
-    """Headers of one request."""
+    """Most headers of one request."""
     body_timeout_seconds: Annotated[float, number(0, 3600, above=True)] = 60.0
-    """Time until all of a body has come."""
+    """Seconds in which all of a body must arrive."""
     max_concurrent_calls: Annotated[int, integer(1, 2**20)] = 2048
-    """Requests that ask for something to be computed (POST), of all clients together. One more
-    takes the place of the one whose body is awaited the longest, and else gets the status 503."""
+    """Most requests for computation (POST) in progress, of all clients together. One more replaces
+    the request whose body has been awaited longest. If no body is awaited, it gets the status
+    503."""
     stream_interval: Annotated[int, integer(1, 1024)] = 1
-    """Tokens of each choice that a streamed answer gathers for one chunk. More make a faster server
-    and a less even stream. The first token of a choice is never held back, nor is its last, and a
-    chunk has no more than half of the engine's `max_buffered_tokens`."""
+    """Tokens of each choice that a streamed answer gathers for one chunk. More tokens make a faster
+    server and a less even stream. The first and the last token of a choice are never held back. A
+    chunk has at most half of the engine's `max_buffered_tokens`."""
     metrics: bool = True
-    """`/metrics`."""
+    """Serve metrics at `/metrics`."""
     metrics_names: Literal["aioserve", "vllm", "both"] = "aioserve"
-    """Names of what `/metrics` shows. "vllm": those of vLLM, for dashboards made for it, where
-    aioserve has the number too."""
+    """Names of the metrics. "vllm" uses vLLM's names, for dashboards made for vLLM, and shows only
+    numbers that aioserve has."""
     access_log: Literal["json", "key_value", "off"] = "json"
-    """How the logger `aioserve.access` writes a call that has ended."""
+    """Format of the logger `aioserve.access`, which has a line for each call that has ended."""
     page: bool = True
-    """Whether there are the page at `/`, and `/live` and `/trace`, which show what the engine
-    does."""
+    """Serve the page at `/`, and `/live` and `/trace`, which show the engine's work."""
     max_live_readers: Annotated[int, integer(1, 1024)] = 16
-    """Readers of `/live` at the same time; one more gets the status 503."""
+    """Most readers of `/live` at the same time. One more gets the status 503."""
     max_step_age_seconds: Annotated[float, number(0, 24 * 3600.0, above=True)] = 60.0
-    """`/health` says 503 where there is work and no step has come to its end for so long. More than
-    the longest step takes: that of `max_num_batched_tokens` tokens of a prompt."""
+    """`/health` answers 503 if there is work and no step has ended for this long. Choose more than
+    the longest step takes, which has `max_num_batched_tokens` prompt tokens."""
     max_items: Annotated[int, integer(1, 10_000)] = 4096
-    """Items in the input of a response, those of earlier responses included; messages and their
-    blocks in a request for a message."""
+    """Most items in the input of a response, including those of earlier responses. Also the most
+    messages and blocks in a request for a message."""
     max_metadata: Annotated[int, integer(0, MAX_METADATA)] = 16
-    """Entries of the metadata of a conversation or a response."""
+    """Most entries in the metadata of a conversation or a response."""
     max_metadata_key_chars: Annotated[int, integer(1, MAX_METADATA_KEY_CHARS)] = 64
-    """Length of each key."""
+    """Most characters of each metadata key."""
     max_metadata_value_chars: Annotated[int, integer(1, MAX_METADATA_VALUE_CHARS)] = 512
-    """Length of each value."""
+    """Most characters of each metadata value."""
     max_stored_responses: Annotated[int, integer(0, 2**20)] = 1024
-    """Stored responses of each tenant; the least recently used goes. 0 stores none."""
+    """Most stored responses of each tenant. The least recently used are dropped. 0 stores none."""
     max_stored_bytes: Annotated[int, integer(0, 2**40)] = 64 * 2**20
-    """Size of the responses of each tenant, with all that came before them, as JSON; the least
-    recently used go."""
+    """Most bytes of each tenant's stored responses, with all that came before them, as JSON. The
+    least recently used are dropped."""
     stored_response_seconds: Annotated[int, integer(1, 10 * 365 * 24 * 3600)] = 24 * 3600
-    """After that long a response is forgotten."""
+    """Seconds after which a stored response is dropped."""
 
     def __post_init__(self) -> None:
         check_fields(ConfigError, self, _RULES)
@@ -214,7 +214,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
-        """`api_keys`, as they are kept."""
+        """`api_keys` as a tuple of `ApiKey`."""
         return keys_of(self.api_keys)
 
 

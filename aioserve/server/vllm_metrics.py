@@ -1,7 +1,7 @@
-"""Numbers of `/metrics` under the names of vLLM, so that dashboards made for it show this server.
+"""Numbers of `/metrics` under vLLM's names, so that dashboards made for vLLM show this server.
 
-Each is one that the engine counts anyway. Names without a number here, such as those of adapters,
-are left out: a panel of these stays empty, and shows nothing false.
+Each is one that the engine counts anyway. Names without a number here, like those of adapters, are
+left out: their panels stay empty, and show nothing false.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ HISTOGRAMS = {
     "vllm:request_prompt_tokens": "prompt_tokens",
     "vllm:request_generation_tokens": "generated_tokens",
 }
-"""Histograms of requests by vLLM's names, and what `Metrics` calls them."""
+"""Histograms of requests: vLLM's names, and the names in `Metrics`."""
 GAPS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-"""Times between tokens: the name of today, and the one before."""
+"""Times between tokens: the current name, and the one before."""
 
 
 class GapHistogram(Collector):
-    """Times between two tokens of one sample, of all requests that have ended."""
+    """Histogram of the times between two tokens of one sample, over all requests that have
+    ended."""
 
     def __init__(self) -> None:
         self._counts = [0] * len(GAP_BOUNDS_SECONDS)
@@ -50,13 +51,13 @@ class GapHistogram(Collector):
         self._sum_seconds = 0.0
 
     def count(self, gaps: InterTokenLatency) -> None:
-        """Add those of one request."""
+        """Add the times of one request."""
         self._counts = [a + b for a, b in zip(self._counts, gaps.counts, strict=True)]
         self._count += gaps.count
         self._sum_seconds += gaps.mean_seconds * gaps.count
 
     def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
-        """Add the histogram to a family that has labels of these values."""
+        """Add the histogram to a family, with these values of its labels."""
         bounds = [str(bound) for bound in GAP_BOUNDS_SECONDS]
         buckets = [*zip(bounds, self._counts, strict=True), ("+Inf", self._count)]
         family.add_metric(labels, buckets=buckets, sum_value=self._sum_seconds)
@@ -72,7 +73,8 @@ class GapHistogram(Collector):
 
 
 class VllmCollector(Collector):
-    """Shows nothing of an engine that was never entered."""
+    """Collector of numbers with vLLM's names. It yields nothing for an engine that was never
+    entered."""
 
     def __init__(
         self,
@@ -81,7 +83,8 @@ class VllmCollector(Collector):
         ended: Counter,
         gaps: GapHistogram,
     ) -> None:
-        """`histograms` by their names without prefix; `ended` counts requests by reason."""
+        """`histograms` have their names without prefix as keys. `ended` counts requests by
+        reason."""
         self._app_state = app_state
         self._engine = app_state.engine
         self._histograms = histograms
@@ -89,7 +92,7 @@ class VllmCollector(Collector):
         self._gaps = gaps
 
     def describe(self) -> list[Metric]:
-        return []  # registering an engine must not ask it, which may not be entered yet
+        return []  # registration can't query the engine, which may not be entered yet
 
     def collect(self) -> Iterator[Metric]:
         try:
@@ -108,7 +111,7 @@ class VllmCollector(Collector):
             yield family
 
     def _success(self, labels: Mapping[str, str]) -> Metric:
-        """Requests that have ended, of all tenants together."""
+        """Number of ended requests by reason, of all tenants together."""
         counts = {str(reason): 0.0 for reason in FinishReason}
         for metric in self._ended.collect():
             for sample in metric.samples:
@@ -127,7 +130,7 @@ class VllmCollector(Collector):
 def protocol_gauges(
     engine: EngineLike, stats: EngineStats, labels: Mapping[str, str] = {}
 ) -> Iterator[Metric]:
-    """Gauges that gateways choose a server by: those of the Model Server Protocol."""
+    """Gauges of the Model Server Protocol, by which gateways choose a server."""
     for name, what, value in (
         ("vllm:num_requests_waiting", "TotalQueuedRequests", stats.num_waiting),
         ("vllm:num_requests_running", "TotalRunningRequests", stats.num_running),
@@ -179,14 +182,14 @@ def _renamed(histogram: Histogram, name: str, labels: Mapping[str, str]) -> Iter
 
 
 def labelled(name: str, what: str, labels: Mapping[str, str], value: float = 1) -> Metric:
-    """A gauge with one series of these labels."""
+    """Gauge with one series of these labels."""
     family = GaugeMetricFamily(name, what, labels=list(labels))
     family.add_metric(list(labels.values()), value)
     return family
 
 
 def use_ratio(stats: EngineStats) -> float:
-    """Share of pages that requests hold or a step may still touch. Cached pages that no request
-    holds are given to the next that needs some: they are free."""
+    """Share of pages, 0 to 1, that requests hold or a step may still touch. Cached pages that no
+    request holds count as free: the next request that needs pages gets them."""
     used = stats.pages_held_by_requests + stats.pages_fenced
     return used / stats.pages_total if stats.pages_total else 0.0

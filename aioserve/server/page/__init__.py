@@ -1,8 +1,7 @@
-"""The page at `/`: a playground and a live view of the engine, in plain files beside this one.
+"""Page at `/`: a playground and a live view of the engine, in plain files in this folder.
 
-They are read once, and sent with a policy that lets the page load nothing from elsewhere and run
-no script but its own files. Nothing in them is secret, so they need no key; what they ask the
-server for does.
+The files are read once. Their policy lets the page load and run only its own files. They hold no
+secrets and need no key; the data that they request does.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _FILES = {
     "/page/gantt.js": ("gantt.js", "text/javascript; charset=utf-8"),
 }
 PAGE_PATHS: frozenset[str] = frozenset(_FILES)
-"""Paths that a browser asks for before it has a key."""
+"""Paths that a browser requests before it has a key."""
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -40,7 +39,7 @@ _HEADERS = {
 
 
 def page_routes() -> list[Route]:
-    """A route for each file."""
+    """Routes of the page, one for each file."""
     folder = files(__name__)
     return [
         Route(path, _answering((folder / name).read_bytes(), kind), methods=["GET"])
