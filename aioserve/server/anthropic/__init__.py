@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: its bodies, its answers, its errors."""
+"""Anthropic's Messages API: bodies, answers and errors."""

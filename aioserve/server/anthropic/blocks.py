@@ -1,4 +1,5 @@
-"""Blocks of content that are text, or nothing to a model here: parts of messages and of results."""
+"""Blocks of content in messages and in results: text, and those that mean nothing to a model
+here."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ __all__ = [
 
 
 class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Prompts are cached with it or without."""
+    """Marker for caching, without effect: all prompts are cached."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -28,11 +29,11 @@ class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Block(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True
 ):
-    """A block, which says what it is in `type`."""
+    """Block of content, with its type in `type`."""
 
 
 class CachedBlock(Block, frozen=True, kw_only=True):
-    """A block up to which prompts are cached, as all are."""
+    """Block that may have a marker for caching."""
 
     cache_control: CacheControl | None = None
 
@@ -40,12 +41,12 @@ class CachedBlock(Block, frozen=True, kw_only=True):
 class InputText(CachedBlock, frozen=True, kw_only=True, tag="text"):
     text: str
     citations: Any = None
-    """Citations of another server are dropped: what counts is the text."""
+    """Citations of another server, which are dropped."""
 
 
 class InputRedactedThinking(Block, frozen=True, kw_only=True, tag="redacted_thinking"):
     data: str
-    """Encrypted by another server: it says nothing to this model, and is dropped."""
+    """Reasoning that another server has encrypted, which is dropped."""
 
 
 class TextSource(Block, frozen=True, kw_only=True, tag="text"):
@@ -62,7 +63,7 @@ class Citations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputDocument(CachedBlock, frozen=True, kw_only=True, tag="document"):
-    """A document that is text: its title, its context and itself, line by line."""
+    """Document that is text: its title, its context and its content, line by line."""
 
     source: TextSource | ContentSource
     title: str | None = None

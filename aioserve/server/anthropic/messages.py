@@ -1,4 +1,4 @@
-"""`/v1/messages`: answers in blocks, whole or as events, and how long a conversation would be."""
+"""`/v1/messages`: answers in blocks, whole or as events, and token counts of conversations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class AnthropicErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     message: str
     details: dict[str, Any] | None = None
-    """Facts that a client reads to go on without the refused thing."""
+    """Facts for clients that retry without the refused feature."""
 
 
 class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
@@ -81,9 +81,9 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
-    """Tokens that were computed."""
+    """Tokens of the prompt that were computed."""
     cache_creation_input_tokens: int = 0
-    """Nothing is written that has a price of its own."""
+    """Always 0: writing to the cache has no price of its own."""
     cache_read_input_tokens: int
     output_tokens: int
 
@@ -107,7 +107,7 @@ def usage_of(usage: Usage, output_tokens: int) -> MessageUsage:
 
 
 class BlockWriter(PartWriter[Block]):
-    """Writes blocks."""
+    """Writer of blocks."""
 
     has_broken_call: bool = False
 
@@ -145,7 +145,8 @@ class BlockWriter(PartWriter[Block]):
         return whole, [self._event("content_block_stop")]
 
     def _parsed(self, arguments: str) -> dict[str, Any]:
-        """Nothing where they are no object, or don't end: the stop reason is another one then."""
+        """Parse the arguments of a call. Incomplete ones, or those that are no object, become an
+        empty object, and the stop reason is another one then."""
         try:
             return msgspec.json.decode(arguments, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):
@@ -157,7 +158,7 @@ class BlockWriter(PartWriter[Block]):
 
 
 class MessageWriter(Writer[list[Piece]]):
-    """One message while it is written."""
+    """Writer of one message."""
 
     def __init__(self, body: MessageRequest, answering: Answering) -> None:
         super().__init__(answering.batches)
@@ -226,7 +227,7 @@ async def messages(call: Call, body: MessageRequest) -> object:
 
 class TokenCount(msgspec.Struct, frozen=True):
     input_tokens: int
-    """Cached or not."""
+    """Tokens of the prompt, cached or not."""
 
 
 @endpoint(

@@ -1,8 +1,7 @@
-"""The body of a request for a message, its blocks of content, and what it asks of an engine.
+"""Body of a request for a message, with its blocks of content, and the request to the engine.
 
-Blocks of other types, such as images and documents that aren't text, are refused by their names.
-Unknown fields of those that are here are dropped, as clients carry back what they, or another
-server, added.
+Blocks of other types, like images and documents that aren't text, are refused by name. Unknown
+fields of known blocks are dropped: clients send back what they, or another server, added.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ __all__ = [
 class InputThinking(Block, frozen=True, kw_only=True, tag="thinking"):
     thinking: str
     signature: str | None = None
-    """A signature of another server is dropped: what counts is the text."""
+    """Signature of another server, which is dropped."""
 
 
 class DirectCaller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,20 +132,22 @@ _SYSTEM = KnownFields(SystemText, "part", unread={InputText: ("citations",)})
 
 
 def message_of(given: dict[str, Any], place: str, unknown: UnknownFields) -> InputMessage:
-    """What `given` at `place` in a body is, without `unknown` fields. Raises `ApiError`."""
+    """Convert `given`, at `place` in a body, to a message. Fields that aren't known go to
+    `unknown`. Raises `ApiError`."""
     return converted(_MESSAGE.of(given, unknown), InputMessage, place)
 
 
 def system_text_of(given: str | list[Any] | None, unknown: UnknownFields) -> str:
-    """Return the text before all messages, without `unknown` fields. Raises `ApiError`."""
+    """Return the text before all messages. Fields that aren't known go to `unknown`. Raises
+    `ApiError`."""
     if given is None or isinstance(given, str):
         return given or ""
     return text_of(converted(_SYSTEM.of(given, unknown), list[InputText], "system"))
 
 
 def add_message(turns: Turns, message: InputMessage, place: str, unknown: UnknownFields) -> None:
-    """Let `message`, from `place` in a body, be part of the conversation: turns of one side that
-    follow each other are one. What no model here reads is `unknown`. Raises `ApiError`."""
+    """Add `message`, from `place` in a body, to the conversation. Successive turns of one side are
+    joined. Blocks that no model here reads go to `unknown`. Raises `ApiError`."""
     role = message.role
     if isinstance(message.content, str):
         _add_text(turns, role, message.content, place)
@@ -163,7 +164,7 @@ def add_message(turns: Turns, message: InputMessage, place: str, unknown: Unknow
             case InputThinking() if role == "assistant":
                 turns.reasoning(block.thinking, where)
             case InputToolUse() if role == "assistant":
-                # The last one may have been cut off, which its input doesn't show.
+                # The last call may have been cut off, which its input doesn't show.
                 is_last = block is message.content[-1]
                 turns.call(
                     block.id,
@@ -211,17 +212,17 @@ class AnthropicTool(Strict, frozen=True, kw_only=True):
     strict: bool | None = None
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
-    """Inputs of calls are streamed as they are written, with it or without."""
+    """Has no effect: inputs of calls are always streamed as they are written."""
 
 
 class ThinkingEdit(Strict, frozen=True, kw_only=True):
     type: Literal["clear_thinking_20251015"]
     keep: Literal["all"]
-    """Reasoning of earlier turns stays, as far as the model's template reads it."""
+    """Keeps the reasoning of earlier turns, as far as the model's template reads it."""
 
 
 class ContextManagement(Strict, frozen=True, kw_only=True):
-    """Edits of the conversation that leave it as it is; others are refused."""
+    """Edits that leave the conversation unchanged; others are refused."""
 
     edits: list[ThinkingEdit] | None = None
 
@@ -249,7 +250,7 @@ class NoChoice(_Choice, frozen=True, kw_only=True, tag="none"):
 
 class Metadata(Strict, frozen=True, kw_only=True):
     user_id: str | None = None
-    """The tenant of a call without a key."""
+    """Tenant of a call without a key."""
 
 
 class _Thinking(Strict, frozen=True, kw_only=True, tag_field="type"):
@@ -257,20 +258,20 @@ class _Thinking(Strict, frozen=True, kw_only=True, tag_field="type"):
 
 
 class ThinkingDisabled(_Thinking, frozen=True, kw_only=True, tag="disabled"):
-    """Switched off, where the model's template has a switch."""
+    """Reasoning switched off, if the model's template has a switch."""
 
 
 class ThinkingEnabled(_Thinking, frozen=True, kw_only=True, tag="enabled"):
-    """Switched on, where the model's template has a switch."""
+    """Reasoning switched on, if the model's template has a switch."""
 
     hints: ClassVar[Hints] = OF_THINKING
 
     budget_tokens: int
-    """Most tokens of reasoning; fewer than of the whole answer."""
+    """Most tokens of reasoning, fewer than of the whole answer."""
 
 
 class ThinkingAdaptive(_Thinking, frozen=True, kw_only=True, tag="adaptive"):
-    """As the model likes, which it does anyway."""
+    """Reasoning as the model likes, which it does anyway."""
 
     hints: ClassVar[Hints] = OF_THINKING
 
@@ -285,11 +286,11 @@ class JsonFormat(Strict, frozen=True, kw_only=True):
 class OutputConfig(Strict, frozen=True, kw_only=True):
     format: JsonFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """As far as the model's template reads one."""
+    """Effort of reasoning, if the model's template reads one."""
 
 
 class Conversation(Strict, frozen=True, kw_only=True):
-    """What is answered, and what is counted."""
+    """Conversation to answer, or to count."""
 
     hints: ClassVar[Hints] = OF_MESSAGES
     limits: ClassVar[Mapping[str, str]] = {"tools": "max_tools"}
@@ -315,14 +316,14 @@ class MessageRequest(Conversation, frozen=True, kw_only=True):
     top_k: int | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    """There is one tier."""
+    """Has no effect: there is one tier."""
     stream: bool | None = None
     thread: Any = None
-    """No conversation is held here: clients that hear so send all of it."""
+    """Always refused: no conversation is held here. Clients then send all of it."""
 
 
 async def conversation_of(call: Call, body: Conversation) -> Turns:
-    """The messages. Raises `ApiError` for what is too much, or in no order that has a meaning."""
+    """Return the messages. Raises `ApiError` for too many, or for an order without a meaning."""
     call.app_state.check_model(body.model)
     check_limits(body, call.settings)
     if not body.messages:
@@ -359,7 +360,7 @@ def _check_inner(blocks: Sequence[object], most: int) -> None:
 
 
 async def asked_of(call: Call, body: MessageRequest) -> Asked:
-    """Raises `ApiError`."""
+    """Return the request to the engine. Raises `ApiError`."""
     _check_no_thread(body)
     turns = await conversation_of(call, body)
     turns.check_results()
@@ -411,8 +412,8 @@ def _budget_of(call: Call, body: MessageRequest) -> int | None:
 
 
 def framing_of(call: Call, body: Conversation, turns: Turns) -> dict[str, Any]:
-    """How the template frames the messages: an answer goes on with the last one where that is the
-    assistant's, and the model reasons as it shall. Raises `ApiError`."""
+    """Options for the template. An answer continues a last message of the assistant, and reasoning
+    is switched on or off. Raises `ApiError`."""
     goes_on = turns.messages[-1]["role"] == "assistant"
     if goes_on and (turns.messages[-1].get("tool_calls") or not turns.messages[-1]["content"]):
         place = f"messages[{len(body.messages) - 1}]"
@@ -432,7 +433,7 @@ def framing_of(call: Call, body: Conversation, turns: Turns) -> dict[str, Any]:
 
 
 def plan_of(call: Call, body: Conversation) -> AnswerPlan:
-    """Raises `ApiError`."""
+    """Plan of the answer. Raises `ApiError`."""
     match body.tool_choice:
         case NoChoice():
             choice = "none"
@@ -457,7 +458,8 @@ def plan_of(call: Call, body: Conversation) -> AnswerPlan:
 
 
 def _schema(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool's schema. The API's own types let these two be null, which no schema does."""
+    """Return a tool's schema, without null `properties` or `required`, which the API's own types
+    allow."""
     return {
         keyword: value
         for keyword, value in given.items()

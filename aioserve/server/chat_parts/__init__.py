@@ -1,4 +1,4 @@
-"""What all APIs share of a chat completion: from what a body asks for to the pieces written.
+"""Parts of a chat completion that all APIs share: from the fields of a body to the pieces written.
 
     messages ──► turns ─────────────────────┐
     tools, structured output ──► plan ──────┼─► answering ──► pieces ──► an API's blocks and items

@@ -1,10 +1,10 @@
-"""One answer from its requests to the engine: submitted, awaited, written as an API writes it.
+"""One answer, from its requests to the engine to the format of an API.
 
     Answering ──► Writer ──► one body, or events
     ChatStream ──► Reasoning │ Content │ CallBegun │ Arguments ──► parts of an answer, and events
 
-`answered` is the same for all APIs: what differs is a `Writer`, which formats. Streams and whole
-answers are made of the same pieces. Knows no API.
+`answered` is the same for all APIs, and a `Writer` formats the answer for one of them. Streams and
+whole answers are made of the same pieces. Knows no API.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
-"""Reasons of answers that came to an end of their own."""
+"""Reasons of answers that ended by themselves."""
 
 
 class Source(Protocol):
-    """Requests to the engine that make one answer. It owns them."""
+    """Requests to the engine that make one answer, and their owner."""
 
     @property
     def streams(self) -> Sequence[Counted]: ...
 
     def in_words(self) -> AbstractContextManager[None]:
-        """Raise what is raised inside in the words of the API."""
+        """Raise errors of the block in the words of the API."""
         ...
 
     async def started(self) -> None:
-        """Wait until there is a first token, or an end. Raises what ended a request."""
+        """Wait until there is a first token, or an end. Raises the error that ended a request."""
         ...
 
     def close(self) -> None:
@@ -73,14 +73,15 @@ class Source(Protocol):
 
 
 class Writer(ABC, Generic[B]):
-    """One answer as an API writes it."""
+    """Formatter of one answer for one API."""
 
     kind: ClassVar[bytes] = EVENT_STREAM
-    """Media type of what is streamed."""
+    """Media type of a stream."""
 
     def __init__(self, batches: Callable[[int], AsyncGenerator[B, None]]) -> None:
         self.batches: Callable[[int], AsyncGenerator[B, None]] = batches
-        """Gives what is new each time, for as many tokens as `TokenStream.batch` waits for."""
+        """Function that yields what is new. Its argument is the number of tokens to wait for, as in
+        `TokenStream.batch`."""
 
     @abstractmethod
     async def whole(self) -> object:
@@ -92,11 +93,11 @@ class Writer(ABC, Generic[B]):
 
     @abstractmethod
     def written(self, batch: B) -> AsyncGenerator[bytes, None]:
-        """Give the events of a batch, which may be none, in parts that are sent one by one."""
+        """Yield the events of a batch, if any, in parts that are sent one by one."""
 
     @abstractmethod
     def end(self) -> bytes:
-        """Return the events behind the last batch."""
+        """Return the events after the last batch."""
 
     def failed(self, error: Exception) -> bytes:
         """Return the last events of an answer that `error` ends, or raise it."""
@@ -106,8 +107,8 @@ class Writer(ABC, Generic[B]):
 async def answered(
     call: Call, source: Source, writer: Writer[Any], *, stream: bool | None
 ) -> object:
-    """Answer with what `writer` makes, at once or event by event. Raises what can be refused
-    before the first event."""
+    """Answer with the output of `writer`, whole or event by event. Errors before the first event
+    are raised, so that they have their own status."""
     if not stream:
         answer = await first_of(call, source, writer.whole())
         call.kept.made(sum([one.usage.completion_tokens for one in source.streams]))
@@ -118,8 +119,8 @@ async def answered(
 
 
 async def first_of(call: Call, source: Source, awaited: Awaitable[T]) -> T:
-    """Wait for what comes first of `source`, which is the call's from here on, in place of one
-    before it. Closes the source and raises, in the words of the API, what that raises."""
+    """Return the first result of `source`, which the call's log counts from here on, in place of an
+    earlier one. On an error, closes the source and raises in the words of the API."""
     call.call_log.streams = [*source.streams]
     try:
         with source.in_words():
@@ -155,7 +156,7 @@ class Reasoning(msgspec.Struct, frozen=True, gc=False):
 class Content(msgspec.Struct, frozen=True, gc=False):
     text: str
     tokens: tuple[Token, ...] = ()
-    """Tokens that wrote the text, with the ones before it that wrote nothing."""
+    """Tokens of the text, including tokens before it that have no text."""
 
 
 class CallBegun(msgspec.Struct, frozen=True, gc=False):
@@ -164,7 +165,7 @@ class CallBegun(msgspec.Struct, frozen=True, gc=False):
 
 
 class Arguments(msgspec.Struct, frozen=True, gc=False):
-    """The next piece of those of the call that began last."""
+    """Next piece of the arguments of the call that began last."""
 
     text: str
 
@@ -173,17 +174,17 @@ Piece = Reasoning | Content | CallBegun | Arguments
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a body asks of an engine."""
+    """Request to the engine that a body asks for."""
 
     messages: list[dict[str, Any]]
     params: SamplingParams
     plan: AnswerPlan
     options: Mapping[str, Any] = {}
-    """Options of `Engine.chat`, beside those of the plan."""
+    """Options of `Engine.chat`, besides those of the plan."""
     names: Mapping[str, str] = {}
-    """What the API calls arguments of the engine."""
+    """Names that the API has for arguments of the engine."""
     placed: Callable[[str], tuple[str, str | None]] | None = None
-    """Names places in messages as the API does, as `Turns.placed`."""
+    """Names places in messages as the API does, like `Turns.placed`."""
 
 
 def size_of(
@@ -194,10 +195,11 @@ def size_of(
     stream: bool | None,
     **more: Any,
 ) -> AnswerSize:
-    """Return the size that the answer to messages may have, with `more` of its fields."""
+    """Return the largest size of the answer to `messages`. Other fields of the size are in
+    `more`."""
     context, told = call.facts.limits.max_model_len, {}
     if params.prompt_logprobs is not None:
-        # As JSON they have more bytes than the prompt has tokens.
+        # Messages as JSON have more bytes than their prompt has tokens.
         told = {"prompt_tokens": min(len(msgspec.json.encode(messages)), context)}
     sizes: dict[str, Any] = {
         "n": params.n,
@@ -212,10 +214,10 @@ def size_of(
 
 
 class Answering:
-    """The answer to messages: a `Source`."""
+    """Answer to messages: a `Source`."""
 
     def __init__(self, engine: EngineLike, asked: Asked) -> None:
-        """Submit. Raises `ApiError` in the words of the API."""
+        """Submit the request. Raises `ApiError` in the words of the API."""
         self._asked = asked
         self._cut = False
         options = {**asked.options, **asked.plan.options}
@@ -226,8 +228,9 @@ class Answering:
     async def begun(
         cls, call: Call, asked: Asked, *, stream: bool | None, **size: Any
     ) -> Answering:
-        """Submit when it is the call's turn. `size` are further fields of the answer's. Raises
-        `ApiError` in the words of the API, for an answer that may be too long too."""
+        """Submit the request when it is the call's turn. More fields of the answer's size are in
+        `size`. Raises `ApiError` in the words of the API, also for an answer that may be too
+        long."""
         call.kept.begin(size_of(call, asked.params, asked.messages, stream=stream, **size))
         await call.pace.before(units_of(asked.messages))
         return cls(call.engine, asked)
@@ -247,24 +250,24 @@ class Answering:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether it had to end before its end."""
+        """True if a limit on its length ended it."""
         return not self._cut and self.stream.finish_reason is FinishReason.LENGTH
 
     @property
     def stop_string(self) -> str | None:
-        """The one that ended it."""
+        """Stop string that ended it; None if there was none."""
         reason = None if self._cut else self.stream.stop_reasons[0]
         return reason if isinstance(reason, str) else None
 
     async def deltas(self, min_tokens: int) -> AsyncGenerator[list[ChatDelta], None]:
-        """As `ChatStream.batch`, until the end."""
+        """Yield deltas as `ChatStream.batch` returns them, until the end."""
         while deltas := await self.stream.batch(min_tokens):
             yield deltas
 
     async def batches(self, min_tokens: int = 1) -> AsyncGenerator[list[Piece], None]:
-        """The pieces, as many at once as there are, for whose tokens it waits as
-        `TokenStream.batch` does; neighbours of one kind are one. Raises `ApiError` for what ends
-        the answer too soon."""
+        """Yield pieces, as many at once as there are. Neighbours of one kind are joined. The wait
+        for tokens is that of `TokenStream.batch`. Raises `ApiError` if the server ended the
+        answer."""
         if self._asked.plan.function is not None:
             yield [CallBegun(uuid.uuid4().hex[:9], self._asked.plan.function)]
         while not self._cut and (deltas := await self.stream.batch(min_tokens, by_token=True)):
@@ -276,7 +279,7 @@ class Answering:
             raise ApiError(503, "the answer was ended by the server", code="draining")
 
     def _pieces_of_all(self, deltas: Sequence[ChatDelta]) -> list[Piece]:
-        """Up to the one behind which nothing is told."""
+        """Return the pieces of all deltas, up to the second call if only one may be told."""
         pieces: list[Piece] = []
         for delta in deltas:
             pieces += self._pieces_of(delta)
@@ -285,8 +288,8 @@ class Answering:
         return pieces if len(pieces) < 2 else _joined(pieces)
 
     def _pieces_of(self, delta: ChatDelta) -> list[Piece]:
-        """Reasoning, what goes on with a call, text, calls that begin: a delta doesn't say in which
-        order they came, and this is the one in which most models write."""
+        """Return reasoning, more arguments of a call, text, and new calls, in this order. A delta
+        doesn't tell the order; most models write in this one."""
         before: list[Piece] = [Reasoning(delta.reasoning)] if delta.reasoning else []
         begun: list[Piece] = []
         for call in delta.tool_calls:
@@ -304,7 +307,7 @@ class Answering:
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Join pieces of one kind that follow each other."""
+    """Join neighbouring pieces of one kind."""
     found: list[Piece] = []
     for piece in pieces:
         last = found[-1] if found else None
@@ -321,13 +324,15 @@ Event = dict[str, Any]
 
 
 class PartWriter(ABC, Generic[P]):
-    """From the pieces of an answer to its parts, and the events that tell of them. One part is open
-    at a time. An answer that isn't streamed is written the same way, with events that no client
-    reads."""
+    """Converts the pieces of an answer to its parts, and to the events that tell of them.
+
+    One part is open at a time. Whole answers are written the same way, and their events are
+    dropped.
+    """
 
     def __init__(self) -> None:
         self.parts: list[P] = []
-        """Parts that are whole, in order."""
+        """Finished parts, in order."""
         self._open: P | None = None
         self._kind: type[Piece] | None = None
         """Kind of the piece that the open part began with."""
@@ -343,7 +348,7 @@ class PartWriter(ABC, Generic[P]):
         return [*events, self._delta(piece)]
 
     async def write_all(self, answering: Answering) -> None:
-        """Write what comes of an answer to its end."""
+        """Write all pieces of an answer, to its end."""
         async with aclosing(answering.batches()) as batches:
             async for pieces in batches:
                 for piece in pieces:

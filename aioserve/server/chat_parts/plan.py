@@ -1,13 +1,12 @@
-"""What a body wants its completion to be: text, structured output, calls of tools if the model
-likes, or calls that it must make.
+"""Plan of a completion: text, structured output, calls that the model may make, or must make.
 
-A call that must be made is structured output like any other, so it can't fail: the schema of a list
-of calls, or of the arguments of the one function that was named. Knows how such completions are
-read again. But a model that writes calls in channels is held to calls there (`fitted`). Calls that
-the model makes if it likes are the engine's to hold to their schemas, where tools are strict.
+A call that must be made is structured output like any other, so it can't fail. Its schema is that
+of a list of calls, or of the arguments of the named function. The plan also says how to read the
+completion. But a model that writes calls in channels is held to calls there (`fitted`). The engine
+holds calls that the model may make to their schemas, if tools are strict.
 
-Tools and choices among them are written as in bodies of `/v1/chat/completions`; other APIs make the
-same of what they have. They mean the same in all APIs; only their names differ.
+Tools and choices have the format of `/v1/chat/completions`, and other APIs convert theirs. They
+mean the same in all APIs; only their names differ.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class Function(Strict, frozen=True, kw_only=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """A JSON schema; none is one without properties."""
+    """JSON schema of the arguments. Without one, there are none."""
     strict: bool | None = None
-    """Arguments have the schema's form. They always have where the answer must be a call."""
+    """True if arguments must follow the schema. They always do if the answer must be a call."""
 
 
 class Tool(Strict, frozen=True, kw_only=True):
@@ -90,7 +89,7 @@ class AllowedTools(Strict, frozen=True, kw_only=True):
 
 
 class AllowedToolsChoice(Strict, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """Some of the tools, which alone the model hears of."""
+    """Choice of some of the tools. The model is told of no others."""
 
     allowed_tools: AllowedTools
 
@@ -100,13 +99,13 @@ class JsonSchemaFormat(Strict, frozen=True, kw_only=True):
     description: str | None = None
     schema: dict[str, Any]
     strict: bool | None = None
-    """The answer has the schema's form whatever this says."""
+    """Has no effect: the answer always follows the schema."""
 
 
 class Structure(Strict, frozen=True, kw_only=True):
     begin: str
     schema: dict[str, Any] | bool | None = None
-    """Any JSON where it isn't said."""
+    """Schema of the part; any JSON without one."""
     end: str
 
 
@@ -116,13 +115,13 @@ class ResponseFormat(Strict, frozen=True, kw_only=True):
     schema: dict[str, Any] | None = None
     """Schema of a `json_object`, as llama.cpp's clients give it."""
     structures: list[Structure] | None = None
-    """Parts of a structural tag, as `triggers` and `at_least_one` are."""
+    """Parts of a structural tag, like `triggers` and `at_least_one`."""
     triggers: list[str] | None = None
     at_least_one: bool | None = None
 
     @property
     def structural_tag(self) -> dict[str, Any]:
-        """As `StructuredOutput` takes it. Raises `ApiError` where a part is missing."""
+        """Structural tag as `StructuredOutput` takes it. Raises `ApiError` if a part is missing."""
         for field in ("structures", "triggers"):
             if getattr(self, field) is None:
                 raise refuse(f"response_format.{field}", "is missing")
@@ -144,12 +143,12 @@ def tool(
 
 
 def named_tool(name: str) -> NamedTool:
-    """The choice of that tool."""
+    """Choice of the tool of this name."""
     return NamedTool(function=FunctionChoice(name=name))
 
 
 def allowed_tools(mode: Literal["auto", "required"], names: Sequence[str]) -> AllowedToolsChoice:
-    """The choice of some tools."""
+    """Choice of some tools."""
     tools = [AllowedTool(type="function", function=FunctionChoice(name=name)) for name in names]
     return AllowedToolsChoice(allowed_tools=AllowedTools(mode=mode, tools=tools))
 
@@ -164,7 +163,8 @@ def json_schema(schema: dict[str, Any]) -> ResponseFormat:
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
-    """The schema of an object."""
+    """Schema of a tool's arguments, which is that of an object. Raises `ApiError` for another
+    type."""
     schema = tool.function.parameters
     if schema is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -174,7 +174,8 @@ def parameters_of(tool: Tool) -> dict[str, Any]:
 
 
 def calls_schema(tools: Sequence[Tool], *, one: bool) -> dict[str, Any]:
-    """The schema of calls, in which each tool's own has a place of its own."""
+    """Schema of a list of calls, or of `one` call. Each tool's own schema has its place in
+    `$defs`."""
     definitions: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for index, tool in enumerate(tools):
@@ -200,11 +201,11 @@ def calls_schema(tools: Sequence[Tool], *, one: bool) -> dict[str, Any]:
 _DATA = ("enum", "const", "default", "examples")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 MAX_DEPTH = 64
-"""Depth of a schema; the engine takes no more."""
+"""Deepest schema that the engine takes."""
 
 
 def _moved(schema: Any, place: str, depth: int = 0) -> Any:
-    """A schema whose references from its root lead from `place`."""
+    """Copy of a schema, whose references from its root begin at `place`."""
     if depth > 2 * MAX_DEPTH:
         raise refuse("tools", f"must have parameters nested at most {MAX_DEPTH} deep")
     if isinstance(schema, list):
@@ -233,41 +234,43 @@ NOT_BOTH_AS_LIKED = (
 
 
 class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How to ask the engine, and how to read what it says."""
+    """Arguments for the engine, and the way to read its completion."""
 
     form: StructuredOutput | None = None
-    """Where calls are read as the model writes them: JSON, unless the answer is calls."""
+    """Form of the completion. If calls are read as the model writes them, it is JSON for answers
+    without calls."""
     tools: list[dict[str, Any]] | None = None
     """Tools that the model is told of."""
     reads_calls: bool = False
-    """Calls are read as the model writes them."""
+    """True if calls are read as the model writes them."""
     reads_list: bool = False
-    """The completion is a list of calls as JSON, and nothing else."""
+    """True if the completion is a list of calls as JSON, and nothing else."""
     function: str | None = None
-    """The completion is the arguments of this function, and nothing else."""
+    """Name of the function whose arguments are the completion, and nothing else."""
     one_call: bool = False
-    """The first is told, and no other."""
+    """True if only the first call is told."""
     strict: tuple[str, ...] = ()
-    """Functions that the model calls if it likes, with arguments that have their form."""
+    """Functions that the model may call, with arguments that follow their schemas."""
     required: tuple[str, ...] = ()
-    """Functions one of which must be called."""
+    """Functions, one of which must be called."""
     max_whitespace: int | None = None
-    """In these calls."""
+    """Content to tell. A list of calls has none: its unread rest is a call that was cut off, in a
+    form that no client asked for."""
 
     def content_of(self, content: str) -> str:
-        """Content to tell. A list of calls has none: what wasn't read of it is a call that was cut
-        off, in a form that no client asked for."""
+        """Content to tell. A list of calls has none: what is left of it is a call that was cut off,
+        in a form that no client asked for."""
         return "" if self.reads_list else content
 
     @property
     def holds_calls(self) -> bool:
-        """Calls, read as the model writes them, are held to something."""
+        """True if calls that are read as the model writes them must follow a form."""
         is_held = self.required or self.form is not None
         return bool(self.strict) or (self.reads_calls and bool(is_held))
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of `Engine.chat`, beside those of every request."""
+        """Arguments of `Engine.chat`, besides those of every request."""
         parser = "json" if self.reads_list else "auto" if self.reads_calls else "none"
         options: dict[str, Any] = {"tools": self.tools, "tool_parser": parser}
         if self.holds_calls:
@@ -281,8 +284,8 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fitted(facts: ModelFacts, plan: AnswerPlan) -> AnswerPlan:
-    """Return the plan as this model can follow it. Raises `ApiError` for tools that it can't be
-    told of, or whose calls can't be read: with what a caller can do, and who runs the server."""
+    """Return the plan as this model can follow it. Raises `ApiError` if its template doesn't read
+    tools, or if its calls can't be read. The message says what callers and operators can do."""
     if plan.tools is None:
         return plan
     if not facts.reads("tools"):
@@ -318,9 +321,12 @@ def planned(
     asked_form: AskedForm | None = None,
     names: Mapping[str, str] = {},
 ) -> AnswerPlan:
-    """Raises `ApiError` for what contradicts itself or is too much, with the `names` of the API for
-    `response_format` and `function.`, which stands before a tool's fields; and
-    `InvalidSamplingError` for a form that can't be one."""
+    """Plan an answer from the fields of a body.
+
+    Raises `ApiError` for contradictions and for values above their limits. Errors have the API's
+    own `names` for `response_format`, and for `function.` before a tool's fields. Raises
+    `InvalidSamplingError` for a form that can't be one.
+    """
     try:
         _check_sizes(settings, tools, form)
         spacing = None if asked_form is None else asked_form.outputs.spacing
@@ -356,7 +362,7 @@ def _check_sizes(
 def _calls(
     settings: ServerSettings, tools: Sequence[Tool], choice: Choice, *, one_call: bool
 ) -> AnswerPlan | None:
-    """None where the model hears of no tool."""
+    """Plan the calls; None if the model is told of no tool."""
     if not tools:
         if choice not in ("none", "auto"):
             raise refuse("tool_choice", "names what must be called, and there are no tools")
@@ -410,9 +416,11 @@ def _calls_of_some(
 
 
 def _beside(calls: AnswerPlan, text: StructuredOutput, field: str) -> AnswerPlan:
-    """The plan of answers that are calls, or else of that form: where a call must be made, there is
-    no other answer, and the form holds those of later turns. Raises `ApiError` where they can't be
-    either."""
+    """Return the plan of answers that are calls, or else of the form `text`.
+
+    If a call must be made, there is no other answer, and the form is for later turns. Raises
+    `ApiError` if the two can't go together.
+    """
     if calls.required:
         if text.whitespace is None or calls.form is None:
             return calls
@@ -424,7 +432,7 @@ def _beside(calls: AnswerPlan, text: StructuredOutput, field: str) -> AnswerPlan
 
 
 def _spaced(plan: AnswerPlan, spacing: Mapping[str, Any] | None) -> AnswerPlan:
-    """The plan with as much white space in its JSON. Raises `ApiError` where it has none."""
+    """Return the plan with this white space in its JSON. Raises `ApiError` if it has no JSON."""
     if spacing is None:
         return plan
     if plan.form is None and not plan.strict:
@@ -444,11 +452,11 @@ _OF_TYPES = {
     "triggers": "structural_tag",
     "at_least_one": "structural_tag",
 }
-"""Types of `response_format` that fields of it go with."""
+"""Type of `response_format` that each of its fields goes with."""
 
 
 def _form(wanted: ResponseFormat | None, asked: AskedForm | None) -> StructuredOutput | None:
-    """Return the structured output of a completion that is text; None where any text will do."""
+    """Return the structured output of a completion that is text; None if any text will do."""
     for field, kind in _OF_TYPES.items():
         if wanted is not None and wanted.type != kind and getattr(wanted, field) is not None:
             raise refuse(f"response_format.{field}", f"goes with the type {kind} alone")
@@ -468,7 +476,7 @@ def _form(wanted: ResponseFormat | None, asked: AskedForm | None) -> StructuredO
 
 
 def form_field(wanted: ResponseFormat | None, asked: AskedForm | None, otherwise: str) -> str:
-    """The field that asks for the form of the text; `otherwise` where none does."""
+    """Field that asks for the form of the text; `otherwise` if none does."""
     if wanted is not None and wanted.type != "text":
         return "response_format"
     return otherwise if asked is None else asked.field

@@ -1,11 +1,10 @@
-"""How to draw a completion, as bodies of several APIs say it, and limits of what they ask for.
+"""Sampling parameters from the bodies of several APIs, and limits of requests.
 
-What isn't given is as the model's makers say (`Engine.default_params`). `ServerSettings` limits how
-much one request may ask for, field by field; what the engine can't do at all is the engine's to
-refuse.
+Missing parameters have the defaults of the model's makers (`Engine.default_params`). The fields of
+one request are limited by `ServerSettings`. The engine refuses what it can't do at all.
 
-Some chat templates read an effort of reasoning, others have a switch; a template that has neither
-can be told nothing.
+Some chat templates read an effort of reasoning, and others have a switch. A template with neither
+can't be told anything.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ __all__ = [
 
 
 class Limited(Protocol):
-    """A body with limits that a server's settings say."""
+    """Body with limits from a server's settings."""
 
     limits: ClassVar[Mapping[str, str]]
-    """The setting that limits a field, by the name of the field."""
+    """Setting that limits a field, by the name of the field."""
 
 
 FORM_ARGUMENTS: tuple[str, ...] = ("structured_output", *StructuredOutput.__struct_fields__)
-"""What the engine calls the form of an answer, or a part of it."""
+"""Arguments of the engine for the form of an answer, or for a part of it."""
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The form of the answer, as vLLM's `structured_outputs` names it: exactly one of six."""
+    """Form of the answer, as in vLLM's `structured_outputs`: exactly one of six."""
 
     json: dict[str, Any] | str | bool | None = None
     json_object: bool | None = None
@@ -70,7 +69,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def spacing(self) -> Mapping[str, Any] | None:
-        """How much white space JSON may have, where nothing else is said; None where it is."""
+        """Options for white space in JSON, if there are some and no form; else None."""
         forms = (
             *(self.json, self.json_object or None, self.regex, self.choice),
             *(self.grammar, self.structural_tag),
@@ -97,7 +96,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class AskedForm(msgspec.Struct, frozen=True):
-    """The form of the answer, and the field of the body that asks for it."""
+    """Form of the answer, and the field of the body that asks for it."""
 
     field: str
     outputs: StructuredOutputs
@@ -109,7 +108,7 @@ class AskedForm(msgspec.Struct, frozen=True):
 
 
 def sampling_params(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
-    """`given`, with `defaults` for what is None. A seed is taken modulo 2**64, and ids of
+    """Return `given`, with `defaults` in place of None. A seed is taken modulo 2**64, and ids of
     `logit_bias` are text. Raises `InvalidSamplingError`."""
     fields = {name: value for name, value in given.items() if value is not None}
     if "seed" in fields:
@@ -121,20 +120,21 @@ def sampling_params(defaults: SamplingParams, given: Mapping[str, Any]) -> Sampl
 
 
 def _token_id(key: str) -> int | str:
-    """`SamplingParams` refuses what is no id."""
+    """Return the id as an int. Text that is no id stays text, which `SamplingParams` refuses."""
     return int(key) if key.isascii() and key.isdigit() and len(key) < 20 else key
 
 
 def check_at_most(field: str, must: str, value: int, limit: int) -> None:
-    """Raise `ApiError` where `value` is above the server's `limit`, which `must` has braces for."""
+    """Raise `ApiError` if `value` is above the server's `limit`. The message has `must`, with the
+    limit in its braces."""
     if value > limit:
         why = f"must {must.format(limit)}, which is this server's limit, got {value}"
         raise refuse(field, why, "limit_exceeded")
 
 
 def check_limits(body: Limited, settings: ServerSettings) -> None:
-    """Raise `ApiError` for a field above its limit. Numbers are limited by themselves, lists and
-    objects by the number of their entries, of which a text in the place of a list is one."""
+    """Raise `ApiError` for a field above its limit. Numbers are limited by their value, and lists
+    and objects by their entries. A text in place of a list is one entry."""
     for field, setting in body.limits.items():
         value, limit = getattr(body, field), getattr(settings, setting)
         if isinstance(value, int):
@@ -145,20 +145,20 @@ def check_limits(body: Limited, settings: ServerSettings) -> None:
 
 
 MAX_ENTRIES = MAX_VALUES // 3
-"""Content parts and tool calls of all messages together: each has three values at least, and the
-engine reads no more than `MAX_VALUES`."""
+"""Most content parts and tool calls of all messages together. Each has at least three values, and
+the engine reads up to `MAX_VALUES`."""
 
 
 def check_messages(messages: Sequence[object]) -> None:
-    """Raise `ApiError` for more messages, or more parts and calls in them, than the engine reads,
-    before any is converted."""
+    """Raise `ApiError` for more messages, parts or calls than the engine reads, before any is
+    converted."""
     check_at_most("messages", "have at most {} messages", len(messages), MAX_MESSAGES)
     must = "have at most {} content parts and tool calls together"
     check_at_most("messages", must, num_entries(messages), MAX_ENTRIES)
 
 
 def num_entries(messages: Iterable[object]) -> int:
-    """Entries of all lists that stand in objects, which messages are."""
+    """Number of entries of all lists in the fields of `messages`."""
     return sum(
         len(value)
         for message in messages
@@ -169,11 +169,11 @@ def num_entries(messages: Iterable[object]) -> int:
 
 
 MESSAGE_UNITS = 4
-"""Units of work of the event loop that a message, a part or a call takes: so often `units_of`."""
+"""Units of work to look once at a message, a part or a call, as `units_of` counts them."""
 
 
 def units_of(messages: Sequence[object]) -> int:
-    """Units of work that it takes to look at `messages` once."""
+    """Units of work to look at `messages` once."""
     return MESSAGE_UNITS * (len(messages) + num_entries(messages))
 
 
@@ -189,7 +189,7 @@ def check_metadata(metadata: Mapping[str, str] | None, settings: ServerSettings)
 
 
 def check_schema(field: str, schema: Any, settings: ServerSettings) -> None:
-    """A schema as a value, or as JSON text."""
+    """Raise `ApiError` for a schema that is too large. It is a value, or JSON text."""
     if schema is None:
         return
     size = len(schema.encode()) if isinstance(schema, str) else len(msgspec.json.encode(schema))
@@ -206,7 +206,7 @@ _OF_REASONING: tuple[TemplateName, ...] = (
     "thinking",
     "thinking_budget",
 )
-"""Variables by which templates are told how much a model reasons."""
+"""Variables that tell a template how much a model reasons."""
 
 
 def variables_of(
@@ -217,9 +217,12 @@ def variables_of(
     *,
     usual: str = "medium",
 ) -> dict[str, Any]:
-    """Variables of the template that say so, with those that are `given`. Raises `ApiError` about
-    the `field` of an effort that nothing would come of, or that these contradict; the `usual` one
-    asks for nothing, and neither does any of a model that doesn't reason."""
+    """Return the template's variables for an effort, with those that are `given`.
+
+    Raises `ApiError` about `field` if the template can't follow the effort, or if other variables
+    contradict it. The `usual` effort asks for nothing. Neither does any effort of a model that
+    doesn't reason.
+    """
     variables = template_variables(call, given) or {}
     said = _said(call, effort, field, usual)
     for name, value in said.items():
@@ -229,7 +232,8 @@ def variables_of(
 
 
 def template_variables(call: Call, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """`given`, without nulls and what a model that doesn't reason has no use for; None for none."""
+    """Return `given` without nulls, and without variables of reasoning if the model doesn't reason.
+    None if nothing is left."""
     if given is None:
         return None
     facts = call.facts

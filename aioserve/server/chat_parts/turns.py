@@ -1,8 +1,8 @@
-"""From the items of an API to the messages that `Engine.chat` takes.
+"""Conversion of an API's items to the messages of `Engine.chat`.
 
-APIs that tell a turn of the assistant in items (its reasoning, its text, its tool calls, one by
-one) become one message of it here. Each message remembers which part of the body it came from, so
-that an error about it names the place that the client knows.
+Some APIs tell a turn of the assistant in items: its reasoning, its text and its tool calls. They
+become one message here. Each message remembers its place in the body, so that errors name a place
+that the client knows.
 """
 
 from __future__ import annotations
@@ -22,37 +22,38 @@ MESSAGE = re.compile(
     r"\bmessages\[(?P<message>\d+)\]"
     r"(?:\['tool_calls'\]\[(?P<call>\d+)\]\['function'\](?:\['(?P<field>\w+)'\])?)?"
 )
-"""How the engine names a place in messages."""
+"""Place in messages, as the engine's errors name it."""
 TOOL = re.compile(r"\btools\[(\d+)\]\['function'\]\['name'\]")
-"""And the name of a tool, which stands in the tool itself here."""
+"""Name of a tool, as the engine's errors name it. In bodies here, it is in the tool itself."""
 
 
 class Turns:
-    """Messages as they are put together. `place` is always where in the body a part stands."""
+    """Messages as they are put together. `place` is always the place of a part in the body."""
 
     def __init__(self, *, knows_developer: bool = False) -> None:
-        """`knows_developer`: the model's template knows the role of that name."""
+        """`knows_developer` is true if the model's template knows the role of that name."""
         self._knows_developer = knows_developer
         self._messages: list[dict[str, Any]] = []
         self._joined: dict[str, tuple[str, list[str]]] = {}
-        """Texts of fields of the last message that aren't written yet, and what goes between."""
+        """Texts of fields of the last message that aren't joined yet, with their separators."""
         self._places: list[str] = []
-        """Places of the first part of each message."""
+        """Place of the first part of each message."""
         self._calls: dict[tuple[int, int], tuple[str, str]] = {}
-        """Where the calls of each message stand, and what their arguments are called there."""
+        """Place of each call, and the name of its arguments there."""
         self._names: dict[str, str] = {}
         """Names of the functions that were called, by the ids of calls."""
         self._open: dict[str, str] = {}
-        """Where the calls without a result stand, by their ids."""
+        """Places of the calls without a result, by their ids."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All that there are so far."""
+        """All messages so far."""
         self._write_joined()
         return self._messages
 
     def system(self, text: str, place: str) -> None:
-        """Join system messages that begin the conversation: many templates take no second one."""
+        """Add a system message. Those that begin the conversation are joined: many templates take
+        no second one."""
         if len(self._messages) == 1 and self._last_is("system"):
             self._join("content", text, "\n\n")
         else:
@@ -65,14 +66,15 @@ class Turns:
             self.system(text, place)
 
     def user(self, text: str, place: str, *, joined: bool = False) -> None:
-        """`joined`: to a user's turn that it follows."""
+        """Add a message of the user. `joined` adds the text to the user's message before, if there
+        is one."""
         if joined and self._last_is("user"):
             self._join("content", text, "\n")
         else:
             self._add("user", place, content=text)
 
     def text(self, text: str, place: str) -> None:
-        """Add text that the assistant wrote."""
+        """Add text of the assistant."""
         self._assistant(place)
         self._join("content", text, "\n")
 
@@ -90,8 +92,8 @@ class Turns:
         arguments_field: str,
         needs_result: bool = True,
     ) -> None:
-        """`arguments`: an object, or JSON of one, which needs no result where it was cut off.
-        Raises `ApiError` for an id that was there."""
+        """Add a tool call. `arguments` are an object or its JSON, which needs no result if it was
+        cut off. Raises `ApiError` for an id that is in use."""
         if call_id in self._names:
             raise ApiError(400, f"{place}: the id {call_id!r:.300} is taken", param=place)
         self._names[call_id] = name
@@ -104,7 +106,7 @@ class Turns:
         calls.append(call)
 
     def result(self, call_id: str, text: str, place: str) -> None:
-        """Raises `ApiError` where no call before has the id."""
+        """Add the result of a call. Raises `ApiError` if no call before has the id."""
         name = self._names.get(call_id)
         if name is None:
             raise ApiError(400, f"{place}: no call before has the id {call_id!r:.300}", param=place)
@@ -112,13 +114,13 @@ class Turns:
         self._add("tool", place, content=text, tool_call_id=call_id, name=name)
 
     def check_results(self) -> None:
-        """Raises `ApiError` where a call has no result behind it."""
+        """Raise `ApiError` if a call has no result after it."""
         for call_id, place in self._open.items():
             raise without_result(call_id, place)
 
     def placed(self, message: str) -> tuple[str, str | None]:
-        """`message` of an error of the engine's with places in the body for those in messages, and
-        the first of these."""
+        """Replace the places in a `message` of the engine by places in the body. Returns the
+        message, and the first place, or None."""
         message = TOOL.sub(r"tools[\1].name", message)
         found = MESSAGE.search(message)
         if found is None:
@@ -154,8 +156,8 @@ class Turns:
             parts.append(text)
 
     def _write_joined(self) -> None:
-        """Join the texts of the last message, once: each time would take the square of their
-        number."""
+        """Join the texts of the last message, once: joining each time would take the square of
+        their number."""
         for field, (between, parts) in self._joined.items():
             self._messages[-1][field] = between.join(parts)
         self._joined.clear()
@@ -172,8 +174,8 @@ def without_result(call_id: str, place: str) -> ApiError:
 
 
 def is_cut_off(text: str) -> bool:
-    """Whether arguments of a call, as JSON, seem to end before their end: the engine, which keeps
-    what is there of them, knows for certain. Takes no longer than to parse them."""
+    """Return true if arguments of a call, as JSON, seem to end early. The engine keeps what is
+    there of them, and knows for certain. Takes as long as parsing them."""
     begun = text.lstrip().startswith("{")
     try:
         msgspec.json.decode(text.rstrip(_NUMBER_CHARS) if begun else "{}")

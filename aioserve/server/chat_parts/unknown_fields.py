@@ -1,8 +1,8 @@
 """Fields of messages that no API here knows: dropped, counted, and named in the log.
 
-Clients carry answers back with what they, or another server, added to them. What that says is
-nothing to a model, so it is no reason to refuse the conversation. Fields of a request itself ask
-for something, and are refused where they aren't known.
+Clients send answers back with fields that they, or another server, added. These mean nothing to a
+model, and are no reason to refuse the conversation. Fields of a request itself ask for something,
+and unknown ones are refused.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 Place = Literal["message", "part", "tool_call"]
 PLACES: tuple[Place, ...] = ("message", "part", "tool_call")
-"""Where a field was: the label of the counter. Names are text of clients, which no label has."""
+"""Places of fields, by which the counter is labelled. Names are text of clients, and never a
+label."""
 MAX_UNKNOWN = 10_000
-"""In each place, of one request: to drop them takes the event loop some milliseconds."""
+"""Most unknown fields in each place of one request. Dropping them takes the event loop some
+milliseconds."""
 MAX_NAMES = 8
-"""In one line of the log."""
+"""Most names in one line of the log."""
 
 
 class UnknownFields:
-    """The unknown fields of one request."""
+    """Unknown fields of one request."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -40,8 +42,8 @@ class UnknownFields:
         self._names: dict[str, None] = {}
 
     def drop(self, place: Place, name: str, value: object) -> None:
-        """Note one. A field that is null says nothing, and is told of nowhere. Raises `ApiError`
-        for too many, null or not."""
+        """Note a field. A null field says nothing, and isn't reported. Raises `ApiError` for too
+        many, null or not."""
         if value is None:
             self._num_null += 1
         else:
@@ -56,14 +58,14 @@ class UnknownFields:
             self._names[name] = None
 
     def known(self, fields: Mapping[str, Any], names: Sequence[str], place: Place) -> Any:
-        """The `fields` that have one of the `names` and a value."""
+        """Return the `fields` that have one of the `names` and a value, and drop the others."""
         for name, value in fields.items():
             if name not in names:
                 self.drop(place, name, value)
         return {name: fields[name] for name in names if fields.get(name) is not None}
 
     def tell(self, call_log: CallLog) -> None:
-        """Count them with the call, and name some in the log."""
+        """Count them in the call's log, and name some in the log."""
         if not self._counts:
             return
         call_log.dropped = dict(self._counts)
@@ -78,7 +80,7 @@ class UnknownFields:
 
 
 class KnownFields:
-    """The fields that a type of msgspec has: a struct, or a union or list of them."""
+    """Fields of a type of msgspec: of a struct, or of a union or list of structs."""
 
     def __init__(
         self,
@@ -87,9 +89,8 @@ class KnownFields:
         unread: Mapping[type, Sequence[str]] = {},
         places: Mapping[str, Place] = {},
     ) -> None:
-        """`unread`: names of fields that these structs have and that aren't read, so that nothing
-        in them is refused. `places`: where what has a field of that name is, which is elsewhere
-        `place`."""
+        """Fields in `unread` are known, but aren't read, so that nothing in them is refused. Values
+        of the fields in `places` are at that place, and all others at `place`."""
         self._unread = unread
         self._places = places
         self._place: Place = place
@@ -97,8 +98,8 @@ class KnownFields:
         self._fields: dict[type, dict[str, inspect.Field]] = {}
 
     def of(self, value: Any, unknown: UnknownFields) -> Any:
-        """`value` without others, at any depth. What has another shape stays as it is, and is
-        refused where it is converted."""
+        """Return `value` without unknown fields, at any depth. Values of another shape stay
+        unchanged, and are refused when they are converted."""
         return self._of(value, self._kind, self._place, unknown)
 
     def _of(self, value: Any, kind: inspect.Type, place: Place, unknown: UnknownFields) -> Any:
@@ -136,7 +137,7 @@ def _takes_null(field: inspect.Field) -> bool:
 
 
 def _list_in(kind: inspect.Type) -> inspect.Type | None:
-    """What a list has where a value of the type is one."""
+    """Type of a list's items if a value of `kind` may be a list; else None."""
     for one in _alternatives(kind):
         if isinstance(one, inspect.ListType):
             return one.item_type
@@ -144,7 +145,7 @@ def _list_in(kind: inspect.Type) -> inspect.Type | None:
 
 
 def _struct_of(value: Any, kind: inspect.Type) -> inspect.StructType | None:
-    """The struct that an object is, which its tag says where there are several."""
+    """Struct type of an object. Its tag decides if there are several; None if there is no match."""
     if not isinstance(value, dict):
         return None
     structs = [one for one in _alternatives(kind) if isinstance(one, inspect.StructType)]

@@ -1,2 +1,2 @@
-"""The endpoints of Ollama's API, for programs that know no other: one module each, and what they
-share."""
+"""Endpoints of Ollama's API, for programs that know no other: one module each, and their common
+parts."""

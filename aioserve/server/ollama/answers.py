@@ -3,8 +3,9 @@
     {"model": "m", ..., "message": {"role": "assistant", "content": "Hi"}, "done": false}
     {"model": "m", ..., "message": {...}, "done": true, "done_reason": "stop", ...}
 
-Durations are those of the request, in nanoseconds: the wait before the first step in the place of
-loading a model, which is loaded; computing the prompt; and the tokens behind the first.
+Durations are those of the request, in nanoseconds. The model is loaded already, so its loading
+stands for the wait before the first step. The others are those of the prompt, and of the tokens
+after the first.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line, or all of an answer; the counts are in the last."""
+    """One line of an answer, or all of it. The last line has the counts."""
 
     model: str
     created_at: str
@@ -101,7 +102,7 @@ class OllamaText(_Answer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RawAnswering:
-    """The answer to a text: a `Source`, as `Answering` is of messages."""
+    """Answer to a text: a `Source`, as `Answering` is for messages."""
 
     def __init__(self, call: Call, body: GenerateBody, plan: AnswerPlan) -> None:
         with self.in_words():
@@ -138,7 +139,7 @@ class RawAnswering:
 
 
 class AnswerWriter(Writer[list[Piece]]):
-    """One answer while it is written. A call is told once it is whole."""
+    """Writer of one answer. Calls are told whole."""
 
     kind: ClassVar[bytes] = LINES
 
@@ -148,7 +149,7 @@ class AnswerWriter(Writer[list[Piece]]):
         self._answering = answering
         self._is_chat = is_chat
         self._called: tuple[str, list[str]] | None = None
-        """The call that is being written: its function, and pieces of its arguments."""
+        """Call that is being written: its function, and pieces of its arguments."""
 
     async def whole(self) -> object:
         said: list[tuple[str, str]] = []
@@ -188,7 +189,7 @@ class AnswerWriter(Writer[list[Piece]]):
         return text, thought, calls
 
     def _ended(self) -> list[OllamaCall]:
-        """The call that was being written."""
+        """Return the call that was being written, if there is one."""
         if self._called is None:
             return []
         (name, pieces), self._called = self._called, None
@@ -236,8 +237,8 @@ def _line(answer: _Answer) -> bytes:
 def posted(
     path: str, summary: str, *, answer: Any = None, streams: Streams | None = None
 ) -> Callable[[Handler[B]], Endpoint[B]]:
-    """Make an endpoint of the handler below for bodies that Ollama's clients post: they need not
-    call them JSON."""
+    """Make an endpoint of the handler below. Clients of Ollama may send its body without the type
+    of JSON."""
     return endpoint(
         OLLAMA_ERRORS,
         path,
@@ -275,5 +276,5 @@ async def generate(call: Call, body: GenerateBody) -> object:
 
 
 def _loaded(name: str) -> dict[str, Any]:
-    """What clients ask for to have a model loaded: it is."""
+    """Answer to clients that want the model loaded, which it is."""
     return {"model": name, "created_at": now(), "done": True, "done_reason": "load"}

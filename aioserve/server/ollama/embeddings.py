@@ -1,7 +1,7 @@
 """`/api/embed` and the older `/api/embeddings`: texts as vectors.
 
-The first gives vectors of length 1, one for each text; the second one vector, as the model makes
-it. Longer texts than the context are cut at their end, unless `truncate` is false.
+The first returns a vector of length 1 for each text. The second returns one vector, as the model
+makes it. Texts longer than the context are cut at their end, unless `truncate` is false.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ __all__ = ["EmbedBody", "Embedded", "OneEmbedBody", "OneEmbedding", "embed", "em
 class _EmbedFields(Strict, frozen=True, kw_only=True):
     model: str
     options: ModelOptions | None = None
-    """Options for drawing tokens. No token is drawn here."""
+    """Options for drawing tokens. Embedding draws none."""
     keep_alive: float | str | None = None
-    """The model is there as long as the server is."""
+    """Has no effect: the model is there as long as the server is."""
 
 
 class EmbedBody(_EmbedFields, frozen=True, kw_only=True):
     input: str | list[str] | None = None
-    """Texts; an empty one asks for the model to be loaded, which it is."""
+    """Texts. An empty one asks for the model to be loaded, which it is."""
     truncate: bool | None = None
-    """True where it isn't said."""
+    """True by default."""
     dimensions: int | None = None
-    """The first so many numbers of each vector."""
+    """Number of entries to keep of each vector, the first ones."""
 
 
 class Embedded(msgspec.Struct, frozen=True, kw_only=True):

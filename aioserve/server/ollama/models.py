@@ -1,4 +1,4 @@
-"""`/api/tags`, `/api/ps`, `/api/show` and `/api/version`: what is served, in Ollama's words."""
+"""`/api/tags`, `/api/ps`, `/api/show` and `/api/version`: the served models, in Ollama's words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["api_version", "details_of", "ps", "show", "tags"]
 
 GGUF_FORMATS = frozenset(form.name for form in FORMATS.values())
 HEADS = re.compile(r"(For\w+|LMHeadModel|Model)$")
-"""Ends of architectures that say what is on top of the decoder."""
+"""Ends of names of architectures, for the layer on top of the decoder."""
 NEVER = "9999-12-31T23:59:59Z"
 
 
@@ -34,28 +34,28 @@ class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     families: list[str]
     parameter_size: str
-    """Number of parameters, such as 5.77M or 7.2B."""
+    """Number of parameters, like 5.77M or 7.2B."""
     quantization_level: str
-    """Format that most bytes of weights are in, or the dtype where none is quantised."""
+    """Format of most bytes of weights, or the dtype if none are quantised."""
 
 
 class TaggedModel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     model: str
     modified_at: str
-    """When this server began to serve it."""
+    """Time when this server began to serve it."""
     size: int
     """Bytes of its weights in their files."""
     digest: str
-    """The same for servers of one model, `dtype` and version of aioserve."""
+    """Digest that servers of the same model, `dtype` and version of aioserve share."""
     details: ModelDetails
     capabilities: list[str]
-    """ "completion" or "embedding", and of the first "tools" and "thinking"."""
+    """Either "completion" or "embedding"; with the first, "tools" and "thinking" too."""
 
 
 class RunningModel(TaggedModel, frozen=True, kw_only=True):
     expires_at: str
-    """`NEVER`: the model is there as long as the server is."""
+    """Always `NEVER`: the model is there as long as the server is."""
     context_length: int
 
 
@@ -70,7 +70,7 @@ class Running(msgspec.Struct, frozen=True):
 class ShowBody(Strict, frozen=True, kw_only=True):
     model: str | None = None
     name: str | None = None
-    """`model`, as older clients call it."""
+    """Name of the model, as older clients send it."""
     verbose: bool | None = None
 
 

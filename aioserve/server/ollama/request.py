@@ -1,7 +1,7 @@
-"""What `/api/chat` and `/api/generate` are asked, and what that asks of an engine.
+"""Bodies of `/api/chat` and `/api/generate`, and the requests to the engine that they ask for.
 
-Calls of earlier turns have no ids there, and results name at most the function: a result belongs to
-the first call before it that is open. Unknown fields of messages are dropped, as in all APIs.
+Calls of earlier turns have no ids there, and results name at most the function. A result belongs to
+the first open call before it. Unknown fields of messages are dropped, as in all APIs.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ __all__ = [
 ]
 
 LATEST = ":latest"
-"""What clients put behind names without a tag."""
+"""Ending that clients add to names without a tag."""
 REPEAT_LAST_N = (-1, 64)
-"""Values of `repeat_last_n` by which nothing else is asked than is done."""
+"""Values of `repeat_last_n` that ask for what is done anyway."""
 NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 NO_LIMIT = (-1, -2)
-"""Values of `num_predict`: without an end, and as many as the context holds."""
+"""Values of `num_predict` for an answer without an end, or as long as the context."""
 
 
 DRAWN = {name: row for name, row in PARAMETERS.items() if row.ollama is not None}
-"""Sampling parameters that are among its options."""
+"""Sampling parameters that are among Ollama's options."""
 if TYPE_CHECKING:
     Drawn = Strict
 else:
@@ -75,16 +75,17 @@ else:
 
 
 class ModelOptions(Drawn, frozen=True, kw_only=True):
-    """How to draw an answer. What isn't given is as the model's makers say."""
+    """Options for drawing an answer. Missing ones have the defaults of the model's makers."""
 
     hints: ClassVar[Hints] = OF_OLLAMA_OPTIONS
     limits: ClassVar[Mapping[str, str]] = {"stop": "max_stops"}
 
     num_predict: int | None = None
     num_ctx: int | None = None
-    """The context is the model's, whatever is said."""
+    """Has no effect: the context is the model's."""
     repeat_last_n: int | None = None
-    """0: no penalties. -1, or 64 as where nothing is said: of all of the context."""
+    """Tokens that penalties count. 0 turns penalties off. -1 and 64, the default, count the whole
+    context."""
 
 
 class _Body(Strict, frozen=True, kw_only=True):
@@ -94,10 +95,10 @@ class _Body(Strict, frozen=True, kw_only=True):
     format: str | dict[str, Any] | None = None
     options: ModelOptions | None = None
     stream: bool | None = None
-    """True where it isn't said."""
+    """True by default."""
     think: bool | str | None = None
     keep_alive: float | str | None = None
-    """The model is there as long as the server is."""
+    """Has no effect: the model is there as long as the server is."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -138,7 +139,7 @@ class GenerateBody(_Body, frozen=True, kw_only=True):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    """The prompt is the text that it is, without the model's template."""
+    """True if the prompt is used as it is, without the model's template."""
     suffix: str | None = None
     images: list[Any] | None = None
     template: str | None = None
@@ -151,11 +152,11 @@ NAMES = {
     **{name: f"options.{row.ollama}" for name, row in DRAWN.items()},
     **dict.fromkeys(FORM_ARGUMENTS, "format"),
 }
-"""What the API calls arguments of the engine."""
+"""Names that the API has for arguments of the engine."""
 
 
 def served_name(call: Call, name: str) -> str:
-    """The name under which a model is served. Raises `ApiError`."""
+    """Return the name under which a model is served. Raises `ApiError`."""
     if name not in call.app_state.model_names:
         name = name.removesuffix(LATEST)
     call.app_state.check_model(name)
@@ -163,7 +164,7 @@ def served_name(call: Call, name: str) -> str:
 
 
 def options_of(call: Call, body: ChatBody | GenerateBody, plan: AnswerPlan) -> SamplingParams:
-    """How to draw the answer. Raises `ApiError`."""
+    """Sampling parameters of the answer. Raises `ApiError`."""
     given = body.options or ModelOptions()
     check_limits(given, call.settings)
     if (given.num_ctx or 0) > call.facts.limits.max_model_len:
@@ -193,7 +194,7 @@ def options_of(call: Call, body: ChatBody | GenerateBody, plan: AnswerPlan) -> S
 
 
 def plan_of(call: Call, body: ChatBody | GenerateBody) -> AnswerPlan:
-    """Raises `ApiError`."""
+    """Plan of the answer. Raises `ApiError`."""
     with as_named(NAMES):
         plan = planned(
             call.settings,
@@ -207,7 +208,7 @@ def plan_of(call: Call, body: ChatBody | GenerateBody) -> AnswerPlan:
 
 
 async def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:
-    """Raises `ApiError`."""
+    """Return the request to the engine. Raises `ApiError`."""
     with as_named(NAMES):
         plan = plan_of(call, body)
         if isinstance(body, ChatBody):
@@ -223,9 +224,12 @@ async def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:
 
 
 def check_generated(call: Call, body: GenerateBody) -> bool:
-    """Return true if the prompt is used as it is: the body says so or gives the text behind a gap,
-    or the model has no template. Raises `ApiError` for a field that is not supported, that the
-    model can't use, or that goes with no other."""
+    """Return true if the prompt is used as it is, without a template.
+
+    That holds if the body says so, if it gives the text after a gap, or if the model has no
+    template. Raises `ApiError` for fields that aren't supported, that the model can't use, or that
+    can't go together.
+    """
     for field in ("images", "template", "context"):
         if getattr(body, field):
             raise refuse(field, "isn't supported", "unsupported_parameter")
@@ -251,8 +255,8 @@ def _form(given: str | dict[str, Any] | None) -> ResponseFormat | None:
 
 
 def _thinking(call: Call, think: bool | str | None) -> dict[str, Any] | None:
-    """Variables of the template. A switch that it doesn't have is none; an effort that it doesn't
-    read is refused."""
+    """Variables of the template. A switch that it doesn't have is ignored, and an effort that it
+    doesn't read is refused."""
     if think is None:
         return None
     if isinstance(think, str):
@@ -267,7 +271,7 @@ async def _messages(call: Call, given: Sequence[dict[str, Any]]) -> list[dict[st
     unknown = UnknownFields()
     messages: list[dict[str, Any]] = []
     open_calls: OrderedDict[str, str] = OrderedDict()
-    """Names of functions by the ids of calls that have no result yet."""
+    """Names of functions, by the ids of calls that have no result yet."""
     by_name: defaultdict[str | None, deque[str]] = defaultdict(deque)
     num_calls = 0
     for index, each in enumerate(given):
@@ -283,7 +287,7 @@ async def _messages(call: Call, given: Sequence[dict[str, Any]]) -> list[dict[st
             plain["tool_calls"] = []
         for one in message.tool_calls or ():
             num_calls += 1
-            call_id = f"call{num_calls:05}"  # as every template takes one
+            call_id = f"call{num_calls:05}"  # an id that every template takes
             open_calls[call_id] = one.function.name
             by_name[one.function.name].append(call_id)
             function = {"name": one.function.name, "arguments": one.function.arguments}

@@ -1,7 +1,7 @@
-"""Answers that a beam search finds, in place of samples: `use_beam_search`, as vLLM's clients ask.
+"""Beam search in place of samples: `use_beam_search`, as vLLM's clients ask for it.
 
 `n` is the number of beams, all of which are told, the best first. A search draws nothing, and its
-beams are known at its end alone: what would need samples or a stream is refused by name.
+beams are known only at its end. Fields that need samples or a stream are refused by name.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "predicted_output_tokens": (),
     "response_format": (ResponseFormat(type="text"),),
 }
-"""Values, beside none, by which a field asks for nothing that a search doesn't do."""
+"""Values, besides None, by which a field asks for nothing that a search doesn't do."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a search found behind one prompt."""
+    """Result of a search after one prompt."""
 
     prompt_ids: list[int]
     beams: tuple[Beam, ...]
@@ -56,9 +56,11 @@ async def beams_of(
     names: Mapping[str, str],
     **message_options: Any,
 ) -> tuple[list[Found], Usage]:
-    """Search behind each of `prompts`, with `message_options` where they are messages, and count
-    all tokens. `harmless` are values of further fields of the body, `names` what it calls arguments
-    of the engine. Raises `ApiError`."""
+    """Search after each of `prompts`, and count all tokens. Raises `ApiError`.
+
+    Values of further fields that ask for nothing are in `harmless`. The API's names for arguments
+    of the engine are in `names`. Prompts that are messages are encoded with `message_options`.
+    """
     refuse_unsupported(body, {**_HARMLESS, **harmless}, " with use_beam_search")
     if (asked := body.asked_form) is not None:
         raise refuse(asked.field, "isn't supported with use_beam_search", "unsupported_parameter")
@@ -96,7 +98,7 @@ async def beams_of(
 
 
 def _truncation(call: Call, body: ChunkFields, max_tokens: int | None) -> dict[str, Any]:
-    """Options of `Engine.encode`, to which -1 leaves room for one token."""
+    """Options of `Engine.encode`, where -1 would leave room for one token only."""
     cut = body.truncation_options
     if body.truncate_prompt_tokens == -1:
         most = call.facts.limits.max_model_len

@@ -2,7 +2,7 @@
 
     chat_request ──► answered ──► ChatWriter ──► one body, or chunks
 
-Choices say the same whole and in pieces.
+Choices have the same content whole and in pieces.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
-    """The same under its newer name."""
+    """Reasoning under its newer name."""
     tool_calls: list[CallOfTool] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -73,7 +73,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: Ended
     stop_reason: int | str | None
-    """The stop string or stop id that ended it."""
+    """Stop string or stop id that ended it."""
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -98,12 +98,12 @@ class MessageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ChatPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a chunk adds to a choice."""
+    """Part of a choice that one chunk adds."""
 
     index: int
     delta: MessageDelta
     finish_reason: Ended | None
-    """In the last one."""
+    """Set in the last piece."""
     logprobs: ChatLogprobs | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
@@ -111,7 +111,7 @@ class ChatPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 _NOTHING = MessageDelta()
 CHOICE_UNITS = 64
-"""Units of work that a choice takes beside its lists."""
+"""Units of work for a choice, besides its lists."""
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AboutChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """What every chunk says."""
+    """Fields that all chunks have in common."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -137,7 +137,7 @@ class AboutChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def about_of(call: Call, body: ChatFields) -> dict[str, Any]:
-    """What an answer says of itself, whole and in each chunk."""
+    """Fields that an answer and each of its chunks have in common."""
     return {
         "id": f"chatcmpl-{call.call_log.call_id}",
         "created": call.created_seconds,
@@ -147,7 +147,7 @@ def about_of(call: Call, body: ChatFields) -> dict[str, Any]:
 
 
 class ChatWriter(Writer[list[ChatDelta]]):
-    """Makes the choices of one request."""
+    """Writer of the choices of one request."""
 
     def __init__(
         self, call: Call, body: ChatRequest, plan: AnswerPlan, answering: Answering
@@ -164,7 +164,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
         self._num_top = body.top_logprobs or 0
         self._pace = call.pace
         self._arguments: list[list[str] | None] = [None] * n
-        """What was told of those of each choice's last call; None where there is no call."""
+        """Arguments told so far of each choice's last call; None without a call."""
         self._has_ended = [False] * n
         self._first: list[ChatPiece] = [self._begun(number) for number in range(n)]
         """Pieces that go before the first batch."""
@@ -198,13 +198,13 @@ class ChatWriter(Writer[list[ChatDelta]]):
         return (await self._stream.completion()).answers
 
     async def only_choice(self, answer: ChatAnswer, index: int) -> ChatChoice:
-        """The choice of a request that has one, whose `answer` was read."""
+        """Return the choice of a request that has one, whose `answer` was read."""
         return await self._whole(index, answer, self._stream.stop_reasons[0])
 
     async def _made(
         self, ends: Sequence[tuple[ChatAnswer, int | str | None]]
     ) -> AsyncGenerator[ChatChoice, None]:
-        """The choices, each made when it is written."""
+        """Yield the choices, each made when it is written."""
         for number, end in enumerate(ends):
             yield await self._whole(number, *end)
 
@@ -245,7 +245,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
     # -- in pieces
 
     def _begun(self, number: int) -> ChatPiece:
-        """Say whose message a choice is."""
+        """Return the first piece of a choice, with its role."""
         if (name := self._plan.function) is None:
             content = self._echoed or (None if self._plan.reads_list else "")
             delta = MessageDelta(role="assistant", content=content)
@@ -257,8 +257,8 @@ class ChatWriter(Writer[list[ChatDelta]]):
         return ChatPiece(index=number, delta=delta, finish_reason=None)
 
     async def written(self, batch: list[ChatDelta]) -> AsyncGenerator[bytes, None]:
-        """Write what deltas add to the choices, which were all that the stream had; also the ends
-        of those that have ended."""
+        """Yield the events of a batch, which is all that the stream had, and the ends of
+        choices."""
         stream = self._stream
         num_tokens = sum([len(delta.tokens) for delta in batch])
         await self._pace.before(num_tokens * (1 + self._num_top))
@@ -344,8 +344,11 @@ class ChatWriter(Writer[list[ChatDelta]]):
 def _ended(
     reason: FinishReason, stop_reason: int | str | None, arguments: Sequence[str] | None
 ) -> Ended:
-    """`arguments` are those of the last call, if there is one. Whoever hears of calls makes them:
-    so not where a stop string or id has ended one in its midst."""
+    """Return the finish reason. The `arguments` are those of the last call, if there is one.
+
+    Clients make the calls that they are told of. So the reason is another one if a stop string or
+    id has interrupted a call.
+    """
     if arguments is None or reason is not FinishReason.STOP:
         return reason.value
     if stop_reason is None:
@@ -358,7 +361,7 @@ def _ended(
 
 
 def _new_id() -> str:
-    """Return the id of a call: nine letters and digits, which is all that some templates take."""
+    """Return the id of a call: nine letters and digits, as some templates take no other."""
     return uuid.uuid4().hex[:9]
 
 
@@ -381,7 +384,7 @@ async def chat(call: Call, body: ChatRequest) -> object:
 
 
 async def _beams(call: Call, body: ChatRequest) -> ChatCompletion:
-    """All that a beam has is content."""
+    """Answer with beams, which have only content."""
     if body.tools and body.tool_choice != "none":
         why = "go with use_beam_search only where tool_choice is none"
         raise refuse("tools", why, "unsupported_parameter")

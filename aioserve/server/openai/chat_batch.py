@@ -1,7 +1,7 @@
-"""`/v1/chat/completions/batch`: the next message of each of several conversations, as vLLM has it.
+"""`/v1/chat/completions/batch`: the next message of each of several conversations, as in vLLM.
 
-All other fields are about each of them. There is one choice for each conversation, in order; what
-ends one of them ends all.
+All other fields are about each of them. There is one choice for each conversation, in order. An
+error of one conversation ends them all.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "tools": ([],),
 }
-"""Values, beside none, by which a field asks for nothing that a batch hasn't."""
+"""Values, besides None, by which a field asks for nothing that a batch doesn't have."""
 
 
 class BatchChatRequest(ChatFields, frozen=True, kw_only=True):
     messages: list[list[dict[str, Any]]]
-    """Conversations."""
+    """Conversations, each a list of messages."""
 
     def check(self, call: Call) -> None:
         super().check(call)
@@ -50,14 +50,14 @@ class BatchChatRequest(ChatFields, frozen=True, kw_only=True):
             raise refuse("messages", "must not be empty")
 
     def one(self, messages: list[dict[str, Any]]) -> ChatRequest:
-        """The request for the next message of one conversation."""
+        """Request for the next message of one conversation."""
         fields = {name: getattr(self, name) for name in ChatFields.__struct_fields__}
         return ChatRequest(messages=messages, **fields)
 
 
 @contextmanager
 def _within(index: int) -> Iterator[None]:
-    """Raise errors about the messages of a conversation as those of its place in the body."""
+    """Raise errors about the messages of a conversation with its place in the body."""
     try:
         yield
     except ApiError as error:

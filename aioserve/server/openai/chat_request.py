@@ -1,8 +1,7 @@
-"""What `/v1/chat/completions` is asked: the types of its fields, checked one by one.
+"""Body of `/v1/chat/completions`: the types of its fields, checked one by one.
 
-Clients carry back what messages of completions have, and what they added to it. What says nothing
-and what is unknown is dropped; what is known and not supported is the engine's to refuse, by its
-place.
+Clients send messages back with the fields of completions, and with their own. Empty and unknown
+fields are dropped. The engine refuses known fields that aren't supported, by their place.
 """
 
 from __future__ import annotations
@@ -39,13 +38,16 @@ from aioserve.server.openai.fields import ChunkFields
 __all__ = ["ChatFields", "ChatRequest", "asked_of", "check_results", "framing_of", "messages_of"]
 
 _KNOWN = MESSAGE_FIELDS | {"refusal", "audio", "function_call"}
-"""The last two are of the API, and nothing here reads them: it would be missed."""
+"""Known fields of a message. Nothing here reads the last two of these names, but dropping them
+would lose content: the engine refuses them."""
 
 
 async def messages_of(messages: list[dict[str, Any]], call: Call) -> list[dict[str, Any]]:
-    """Without fields that say nothing or are unknown, with a refusal as the content that it is, and
-    with the role `system` for `developer` where the model's template doesn't know that. Raises
-    `ApiError`."""
+    """Return messages as the engine takes them. Raises `ApiError`.
+
+    Empty and unknown fields are dropped, and a refusal becomes content. The role `developer`
+    becomes `system` if the model's template doesn't know it.
+    """
     check_messages(messages)
     as_system = not call.facts.reads("developer")
     unknown = UnknownFields()
@@ -58,8 +60,8 @@ async def messages_of(messages: list[dict[str, Any]], call: Call) -> list[dict[s
 
 
 def check_results(messages: list[dict[str, Any]]) -> None:
-    """Raise `ApiError` for a call of a tool without a result behind it, unless it was cut off. What
-    isn't written as messages are is the engine's to refuse."""
+    """Raise `ApiError` for a tool call without a result after it, unless it was cut off. Messages
+    of another shape are left to the engine to refuse."""
     open_calls: dict[str, str] = {}
     arguments: dict[str, Any] = {}
     for index, message in enumerate(messages):
@@ -112,7 +114,7 @@ def _message(message: dict[str, Any], unknown: UnknownFields, *, as_system: bool
 
 
 def _part(part: Any, unknown: UnknownFields, *, is_answer: bool) -> Any:
-    """A part of text. A refusal, which only an answer has, is text of the assistant's too."""
+    """Convert a part of text. A refusal, which only an answer has, is text of the assistant too."""
     if not isinstance(part, Mapping):
         return part
     if is_answer and part.get("type") == "refusal":
@@ -124,7 +126,7 @@ def _part(part: Any, unknown: UnknownFields, *, is_answer: bool) -> Any:
 
 
 def _with_refusal(content: Any, refusal: str) -> Any:
-    """The content of a message that has a refusal as well."""
+    """Content of a message that has a refusal as well."""
     if content in (None, "", []):
         return refusal
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
@@ -141,14 +143,14 @@ def _tool_call(call: Any, unknown: UnknownFields) -> Any:
 
 
 class PredictedPart(Strict, frozen=True, kw_only=True):
-    """A part of the text that is predicted."""
+    """Part of the predicted text."""
 
     type: Literal["text"]
     text: str
 
 
 class Prediction(Strict, frozen=True, kw_only=True):
-    """A text that the answer will be much like, as the OpenAI API's predicted outputs have it."""
+    """Text that the answer will resemble, as in the OpenAI API's predicted outputs."""
 
     type: Literal["content"]
     content: str | list[PredictedPart]
@@ -161,7 +163,7 @@ class Prediction(Strict, frozen=True, kw_only=True):
 
 
 class ChatFields(ChunkFields, frozen=True, kw_only=True):
-    """Fields of a request about messages, beside these."""
+    """Fields of a request for chat, besides its messages."""
 
     hints: ClassVar[Hints] = OF_CHAT
     limits: ClassVar[Mapping[str, str]] = {
@@ -181,19 +183,19 @@ class ChatFields(ChunkFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
-    """As far as the model's template reads one."""
+    """Effort of reasoning, if the model's template reads one."""
     prediction: Prediction | None = None
-    """What the answer will be, or much of it."""
+    """Text of the answer, or of much of it."""
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    """True where it isn't said."""
+    """True by default."""
     continue_final_message: bool | None = None
     echo: bool | None = None
-    """The answer begins with the text of the last message, where that is the assistant's."""
+    """Begin the answer with the text of the last message, if that is the assistant's."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
-    """For scheduling policies to see; it doesn't come back."""
+    """Metadata for scheduling policies. It isn't returned."""
 
     def check(self, call: Call) -> None:
         super().check(call)
@@ -212,8 +214,8 @@ class ChatFields(ChunkFields, frozen=True, kw_only=True):
             )
 
     def variables(self, call: Call) -> dict[str, Any] | None:
-        """Variables of the template. Raises `ApiError` for an effort that it reads nothing of, or
-        that contradicts them."""
+        """Variables of the template. Raises `ApiError` for an effort that the template can't
+        follow, or that contradicts them."""
         given = self.chat_template_kwargs
         return variables_of(call, self.reasoning_effort, "reasoning_effort", given) or None
 
@@ -223,7 +225,7 @@ class ChatFields(ChunkFields, frozen=True, kw_only=True):
 
     @property
     def names(self) -> dict[str, str]:
-        """What the API calls arguments of the engine."""
+        """Names that the API has for arguments of the engine."""
         is_newer = self.max_completion_tokens is not None
         form = form_field(self.response_format, self.asked_form, "tools")
         return {
@@ -256,7 +258,7 @@ class ChatRequest(ChatFields, frozen=True, kw_only=True):
 
 
 def framing_of(call: Call, body: ChatRequest) -> dict[str, Any]:
-    """How the template frames messages, as options of the engine. Raises `ApiError`."""
+    """Options of the engine for the template's framing of messages. Raises `ApiError`."""
     return {
         "chat_template_kwargs": body.variables(call),
         "add_generation_prompt": body.add_generation_prompt is not False,
@@ -265,7 +267,7 @@ def framing_of(call: Call, body: ChatRequest) -> dict[str, Any]:
 
 
 def _predicted(call: Call, body: ChatRequest) -> str | None:
-    """The text that the drafter goes by; None where nothing is drafted."""
+    """Text that the drafter follows; None if nothing is drafted."""
     text = None if body.prediction is None else body.prediction.text or None
     if text is not None and call.engine.config.speculation is None:
         let_through(call.call_log, "prediction")
@@ -274,7 +276,7 @@ def _predicted(call: Call, body: ChatRequest) -> str | None:
 
 
 async def asked_of(call: Call, body: ChatRequest) -> Asked:
-    """Raises `ApiError`."""
+    """Return the request to the engine. Raises `ApiError`."""
     names = body.names
     with as_named(names):
         plan = planned(

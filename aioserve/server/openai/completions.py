@@ -2,7 +2,7 @@
 
     completions_request ──► together ──► answered ──► PromptChoices ──► one body, or chunks
 
-One `PromptChoices` makes the choices of one prompt, which say the same whole and in pieces.
+One `PromptChoices` makes the choices of one prompt, with the same content whole and in pieces.
 """
 
 from __future__ import annotations
@@ -51,44 +51,44 @@ __all__ = [
 ENTRY_BYTES = 36
 """Bytes of one log-probability, about."""
 PROMPT_UNITS = 256
-"""Units of work that it takes to submit a prompt."""
+"""Units of work to submit a prompt."""
 CHOICE_UNITS = 32
-"""Units of work that a choice takes beside its lists."""
+"""Units of work for a choice, besides its lists."""
 IDS_PER_UNIT = 4
-"""Token ids that become text in the time of one unit."""
+"""Token ids that become text in one unit of work."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One answer to one prompt."""
 
     index: int
-    """Over all prompts: those of the first, then those of the second."""
+    """Index over all prompts: first the choices of the first prompt, then those of the second."""
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
     stop_reason: int | str | None
-    """The stop string or stop id that ended it."""
+    """Stop string or stop id that ended it."""
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a chunk adds to a choice."""
+    """Part of a choice that one chunk adds."""
 
     index: int
     text: str
     finish_reason: FinishReason | None
-    """In the last one."""
+    """Set in the last piece."""
     logprobs: CompletionLogprobs | None
     stop_reason: int | str | None = None
     prompt_token_ids: list[int] | None = None
-    """In the first one."""
+    """Set in the first piece."""
     token_ids: list[int] | None = None
 
 
 class _Choice:
-    """One answer as far as it was sent."""
+    """State of one choice, as far as it was sent."""
 
     __slots__ = ("has_begun", "has_ended", "offsets")
 
@@ -99,7 +99,7 @@ class _Choice:
 
 
 class PromptChoices:
-    """`first_index` is that of the prompt's first choice."""
+    """Choices of one prompt. The first of them has the index `first_index`."""
 
     def __init__(
         self,
@@ -116,15 +116,16 @@ class PromptChoices:
         self._texts = TokenTexts(facts, as_ids=body.return_tokens_as_token_ids)
         self._num_choices = body.n or facts.default_params.n
         self._echoed: EncodedLogprobs | None = None
-        """Log-probabilities of the prompt, where they are wanted: all choices begin with them."""
+        """Log-probabilities of the prompt, if they are wanted: all choices begin with them."""
         self._echo = ""
-        """Text of the prompt, where it is wanted, with which they begin too."""
+        """Text of the prompt, if it is wanted: all choices begin with it."""
         self._prompt_ids: Any = None
-        """Ids of the prompt in JSON, where a stream tells them."""
+        """Ids of the prompt in JSON, if a stream tells them."""
         self._choices: list[_Choice] = []
 
     async def begin(self, stream: TokenStreamLike) -> None:
-        """Once the first tokens of `stream` are there, and before anything is asked for."""
+        """Prepare the choices, once the first tokens of `stream` are there. Comes before anything
+        else."""
         if self._body.echo:
             self._echo = await self._text_of_prompt(stream)
         if self._body.return_token_ids and self._body.stream:
@@ -148,8 +149,7 @@ class PromptChoices:
     async def whole(
         self, samples: Sequence[Sample], stream: TokenStreamLike
     ) -> AsyncGenerator[CompletionChoice, None]:
-        """Make the choices one by one. `stream` is the one that the samples came from, which has
-        ended."""
+        """Yield the choices one by one. `stream` is the ended stream that the samples came from."""
         await self.begin(stream)
         of_prompt: Any = msgspec.UNSET
         prompt_ids: Any = msgspec.UNSET
@@ -197,8 +197,8 @@ class PromptChoices:
         return self._echoed is not None or self._prompt_ids is not None
 
     def pieces(self, batch: Batch, stream: TokenStreamLike) -> Iterator[CompletionPiece]:
-        """Make the pieces that a batch of `stream` adds to the choices, and the ends of choices
-        that have ended. Each piece is made when it is asked for."""
+        """Yield the pieces that a batch of `stream` adds to the choices, and the ends of choices.
+        Each piece is made when it is asked for."""
         tokens, reasons = batch.tokens, batch.finish_reasons
         by_sample: dict[int, list[Token]] = {}
         if len(tokens) == 1 or self._num_choices == 1:
@@ -225,7 +225,7 @@ class PromptChoices:
         reason: FinishReason | None,
         stream: TokenStreamLike,
     ) -> CompletionPiece | None:
-        """None where nothing of it can be seen."""
+        """Return a piece; None if nothing of it can be seen."""
         body = self._body
         is_first, choice.has_begun, choice.has_ended = not choice.has_begun, True, bool(reason)
         text = self._echo if is_first else ""
@@ -259,20 +259,20 @@ class PromptChoices:
     async def _text_of_prompt(self, stream: TokenStreamLike) -> str:
         if isinstance(self._prompt, str) and self._body.truncate_prompt_tokens is None:
             return self._prompt
-        # Special tokens of a prompt are part of it, as they are where it comes as text.
+        # Special tokens of a prompt are part of it, as in a prompt of text.
         ids = stream.prompt_token_ids
         await self._pace.before(len(ids) // IDS_PER_UNIT)
         return self._texts.joined(ids)
 
     def counted(self, usage: Usage) -> Usage:
-        """Without tokens that weren't asked for."""
+        """Usage without tokens that weren't asked for."""
         if not self._body.is_of_prompt:
             return usage
         return msgspec.structs.replace(usage, completion_tokens=0)
 
 
 class AboutCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """What every chunk says."""
+    """Fields that all chunks have in common."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -296,7 +296,7 @@ class Completion(AboutCompletion, frozen=True, kw_only=True):
 
 
 class CompletionWriter(Writer[tuple[int, Batch]]):
-    """Makes the choices of one request."""
+    """Writer of the choices of one request."""
 
     def __init__(
         self,
@@ -336,7 +336,7 @@ class CompletionWriter(Writer[tuple[int, Batch]]):
         return Completion(**about, choices=choices, usage=self._counted(self._merged.usage))
 
     async def written(self, batch: tuple[int, Batch]) -> AsyncGenerator[bytes, None]:
-        """Events of a batch, of each choice by itself where they may be long."""
+        """Yield the events of a batch, choice by choice if they may be long."""
         place, its = batch
         maker, stream = self._makers[place], self._merged.streams[place]
         await self._pace.before(len(its.tokens) * self._token_units)
@@ -379,7 +379,7 @@ async def completions(call: Call, body: CompletionRequest) -> object:
         params = body.params_of(call.default_params, call.settings)
         options = body.options(call)
         call.kept.begin(_size(call, body, params, prompts))
-        # Whatever is the matter with a prompt is seen before any of them is answered.
+        # A wrong prompt is refused before any of them is answered.
         merged = await Merged.begun(
             [
                 partial(call.engine.stream, each, with_best_of(params), **options)

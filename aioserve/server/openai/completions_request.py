@@ -1,4 +1,4 @@
-"""What `/v1/completions` is asked, checked: its fields, prompts and parameters."""
+"""Body of `/v1/completions`, checked: its fields, prompts and parameters."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
     }
 
     prompt: str | list[str | int | list[int]]
-    """One or several, as text or as token ids."""
+    """One prompt or several, as text or as token ids."""
     max_tokens: int | None = 16
-    """None: as many as the context holds. 0 goes with `echo`."""
+    """Most tokens of an answer. None allows as many as the context holds. 0 goes with `echo`."""
     best_of: int | None = None
     echo: bool | None = None
     response_format: ResponseFormat | None = None
     logprobs: int | None = None
-    """How many of the most likely tokens are told at each place, beside the one that is there."""
+    """Number of most likely tokens listed at each place, besides the token that is there."""
     suffix: str | None = None
-    """Text behind the answer, for models that fill in a gap."""
+    """Text after the answer, for models that fill in a gap."""
 
     def check(self, call: Call) -> None:
         super().check(call)
@@ -51,7 +51,8 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
             raise refuse("echo", "must be false: the model has no tokenizer")
 
     def filled_in(self, facts: ModelFacts, prompts: list[str | list[int]]) -> list[str | list[int]]:
-        """The prompts, with `suffix` behind the gap where it is given. Raises `ApiError`."""
+        """Return the prompts, each with the gap before `suffix` if that is given. Raises
+        `ApiError`."""
         if not self.suffix:
             return prompts
         if self.echo:
@@ -63,7 +64,7 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
 
     @property
     def names(self) -> dict[str, str]:
-        """What the API calls arguments of the engine."""
+        """Names that the API has for arguments of the engine."""
         form = form_field(self.response_format, self.asked_form, "response_format")
         return {
             "prompt_logprobs": "logprobs" if self.prompt_logprobs is None else "prompt_logprobs",
@@ -73,18 +74,18 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
 
     @property
     def is_of_prompt(self) -> bool:
-        """Nothing is wanted but the prompt: as harnesses of evaluations ask for its
+        """True if only the prompt is wanted, as by evaluations that ask for its
         log-probabilities."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property
     def logprobs_of_prompt(self) -> int | None:
-        """How many alternatives the engine tells at each place of the prompt."""
+        """Number of alternatives that the engine lists at each place of the prompt."""
         echoed = self.logprobs if self.echo else None
         return max([one for one in (echoed, self.prompt_logprobs) if one is not None], default=None)
 
     def params_of(self, defaults: SamplingParams, settings: ServerSettings) -> SamplingParams:
-        """Raises `ApiError` and `InvalidSamplingError`."""
+        """Sampling parameters of the answer. Raises `ApiError` and `InvalidSamplingError`."""
         plan = planned(
             settings,
             tools=(),
@@ -104,8 +105,8 @@ class CompletionRequest(ChunkFields, frozen=True, kw_only=True):
 
 
 def gap_of(facts: ModelFacts, prefix: str | list[int], suffix: str) -> str:
-    """The prompt of what stands between two texts. Raises `ApiError` where `prefix` is no text, and
-    for a model that can't fill in a gap."""
+    """Return the prompt for the text between `prefix` and `suffix`. Raises `ApiError` if `prefix`
+    isn't text, or if the model can't fill in a gap."""
     if not isinstance(prefix, str):
         raise refuse("suffix", "goes with a prompt of text alone")
     prompt = facts.filled_in(prefix, suffix)
@@ -116,7 +117,7 @@ def gap_of(facts: ModelFacts, prefix: str | list[int], suffix: str) -> str:
 
 
 def prompts_of(prompt: str | list[Any], most: int, field: str = "prompt") -> list[str | list[int]]:
-    """One prompt or a list of them, at most `most`, as a list. Raises `ApiError`."""
+    """Return one prompt or a list of them as a list. Raises `ApiError` for more than `most`."""
     if isinstance(prompt, str):
         return [prompt]
     kinds = set(map(type, prompt))

@@ -1,5 +1,7 @@
-"""`/v1/embeddings` and `/pooling`: texts, or a conversation, as vectors, which are pooled hidden
-states: of length 1, or as they are."""
+"""`/v1/embeddings` and `/pooling`: texts, or a conversation, as vectors.
+
+Vectors are pooled hidden states, scaled to length 1 or as they are.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ __all__ = [
 ]
 
 NUMBERS_PER_UNIT = 8
-"""Numbers that are written in the time of one unit of work."""
+"""Numbers that are written in one unit of work."""
 _NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
 
 
@@ -49,21 +51,22 @@ class EmbeddingRequest(CallFields, frozen=True, kw_only=True):
     default_side: ClassVar[TruncationSide] = "right"
 
     input: str | list[str | int | list[int]] | None = None
-    """One or several, as text or as token ids."""
+    """One text or several, as text or as token ids."""
     messages: list[dict[str, Any]] | None = None
     """One conversation in place of `input`, framed by the model's chat template."""
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    """False where it isn't said."""
+    """False by default."""
     encoding_format: Literal["float", "base64"] | None = None
-    """float where it isn't said. base64: of float32, little-endian."""
+    """Format of vectors: "float" by default, or "base64" of float32, little-endian."""
     dimensions: int | None = None
-    """The first so many of the model's, as models of Matryoshka representations are trained for."""
+    """Number of entries to keep, the first ones, for models trained for it (Matryoshka
+    representations)."""
     pooling: Pooling | None = None
     normalize: bool | None = None
-    """Whether vectors are scaled to the Euclidean length 1."""
+    """True if vectors are scaled to the Euclidean length 1."""
     prompt_name: str | None = None
-    """Name of the prompt of the model's that goes before each text; "": none."""
+    """Name of the model's prompt that goes before each text; "" for none."""
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +92,7 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingRequest(EmbeddingRequest, frozen=True, kw_only=True):
-    """Vectors are as they are, where `normalize` isn't said."""
+    """Body of `/pooling`. By default, vectors are as they are."""
 
     task: Literal["embed"] | None = None
 
@@ -110,7 +113,7 @@ class PooledList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def _prompts(call: Call, body: EmbeddingRequest) -> list[Any]:
-    """Raises `ApiError`."""
+    """Prompts of a body. Raises `ApiError`."""
     if (body.input is None) == (body.messages is None):
         raise refuse("input", "or messages must be given, and not both")
     if body.input is not None:
@@ -133,8 +136,8 @@ async def _prompts(call: Call, body: EmbeddingRequest) -> list[Any]:
 def first_dimensions(
     vectors: npt.NDArray[np.float32], dimensions: int, *, normalize: bool
 ) -> npt.NDArray[np.float32]:
-    """The first `dimensions` numbers of `vectors`, float32 `[N, hidden]`: `[N, dimensions]`. Raises
-    `ApiError` where a vector hasn't so many."""
+    """Return the first `dimensions` entries of `vectors`, float32 `[N, hidden]`, as `[N,
+    dimensions]`. Raises `ApiError` if vectors are shorter."""
     size = vectors.shape[1]
     if not 1 <= dimensions <= size:
         raise refuse("dimensions", f"must be in [1, {size}], got {dimensions}")
@@ -152,9 +155,12 @@ def written(
     *,
     in_base64: bool = False,
 ) -> Any:
-    """A list of what is `made` of each of `vectors`, `[N, hidden]`, by its index and as numbers or
-    as their bytes in base64. It is made while it is sent: until then the vectors are kept. Raises
-    `ApiError` where there are too many of all calls."""
+    """Return a list of the values `made` of each of `vectors`, `[N, hidden]`.
+
+    The function takes an index and a vector, as numbers or as base64 of their bytes. The list is
+    made while it is sent, and the vectors are kept until then. Raises `ApiError` if all calls
+    together keep too many.
+    """
     call.kept.keep(vectors.nbytes)
 
     async def entries() -> AsyncGenerator[object, None]:
@@ -176,9 +182,12 @@ async def _encoded(
     *,
     normalize: bool | None = None,
 ) -> tuple[Any, Usage]:
-    """Return `made` of each vector of a body, and the body's tokens. `made` takes the vector's
-    index and the format that the body asks for. `normalize` counts if the body doesn't say it;
-    None: the model's files decide. Raises `ApiError`."""
+    """Return a list of the values `made` of each vector of a body, and the usage. Raises
+    `ApiError`.
+
+    The function takes an index and a vector, in the format that the body asks for. Bodies that
+    don't say `normalize` use this one; None leaves it to the model's files.
+    """
     body.check(call)
     prompts = await _prompts(call, body)
     normalize = normalize if body.normalize is None else body.normalize

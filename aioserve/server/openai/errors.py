@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API writes them."""
+"""Errors in the format of the OpenAI API."""
 
 from __future__ import annotations
 

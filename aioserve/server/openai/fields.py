@@ -1,11 +1,10 @@
-"""Fields of bodies that endpoints of the OpenAI API share, and fields of what they answer: token
-counts, and the chunks of a stream.
+"""Fields that endpoints of the OpenAI API share, of bodies and of answers: token counts, chunks.
 
-A body's cache salt never stands for itself: a client that knows another's salt doesn't come to
+A body's cache salt counts only together with the key: a client that knows another's salt doesn't
 share its cached prefixes.
 
-All chunks of a stream begin alike, so that is encoded once; each costs the encoding of its choice
-and of the counts, where those are asked for.
+All chunks of a stream begin alike, so the beginning is encoded once. Each chunk costs the encoding
+of its choice, and of the counts if they are asked for.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ class StreamOptions(Strict, frozen=True, kw_only=True):
     hints: ClassVar[Hints] = OF_CHUNK_OPTIONS
 
     include_usage: bool | None = None
-    """A last chunk without choices tells the counts."""
+    """True for a last chunk with the counts, without choices."""
     continuous_usage_stats: bool | None = None
-    """With `include_usage`, every chunk tells those so far."""
+    """True for the counts so far in every chunk, with `include_usage`."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -67,9 +66,9 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 class CompletionTokensDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_tokens: int
     accepted_prediction_tokens: int | None = None
-    """Draft tokens that were right, by a prediction or whatever else the drafter goes by."""
+    """Draft tokens that were right, from a prediction or any other source of the drafter."""
     rejected_prediction_tokens: int | None = None
-    """Draft tokens that were verified in vain. Both are told where there were any."""
+    """Draft tokens that were wrong. Both counts are told if there were draft tokens."""
 
 
 class UsageBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +102,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Chunks:
-    """`about` is what all chunks say of the answer, as an object of JSON."""
+    """Encoder of the chunks of a stream. The fields that all chunks have in common are in
+    `about`."""
 
     __slots__ = ("_head", "_tail", "counts_always", "counts_last")
 
@@ -112,9 +112,9 @@ class Chunks:
         self._head = b"data: " + _encode(about)[:-1] + b',"choices":['
         self._tail = b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
         self.counts_last: bool = bool(options.include_usage)
-        """A chunk without choices tells them."""
+        """True if a last chunk without choices has the counts."""
         self.counts_always: bool = self.counts_last and bool(options.continuous_usage_stats)
-        """Every chunk tells those so far."""
+        """True if every chunk has the counts so far."""
 
     def joined(
         self,
@@ -122,15 +122,15 @@ class Chunks:
         usage: UsageBody | None = None,
         more: Mapping[str, Any] = {},
     ) -> bytes:
-        """Return an event for each choice, to be sent at once. `usage` where every chunk tells
-        it; `more` is what these chunks alone say of the answer."""
+        """Return an event for each choice, to be sent at once. The counts are in `usage`, if every
+        chunk has them. More fields of these chunks are in `more`."""
         tail = self._tail if usage is None else self._counted(usage)
         said = b"".join([b",%b:%b" % (_encode(name), _encode(one)) for name, one in more.items()])
         tail = b"]" + said + tail
         return b"".join([self._head + _encode(choice) + tail for choice in choices])
 
     def end(self, usage: UsageBody) -> bytes:
-        """The last events of an answer that is whole."""
+        """Return the last events of a whole answer."""
         return self._head + b"]" + self._counted(usage) + DONE if self.counts_last else DONE
 
     def _counted(self, usage: UsageBody) -> bytes:
@@ -141,8 +141,10 @@ _TAG = b"aioserve cache_salt 1"
 
 
 def combined_salt(own: str | None, asked: str | None) -> str | None:
-    """The salt of a call whose key has the salt `own` and whose body has `asked`: 64 hexadecimal
-    digits that are others for each pair, and `own` where the body has none."""
+    """Return the salt of a call whose key has the salt `own` and whose body has `asked`.
+
+    It has 64 hexadecimal digits, different for each pair. It is `own` if the body has no salt.
+    """
     if asked is None:
         return own
     parts = [b"" if own is None else b"\1" + own.encode(), asked.encode("utf-8", "surrogatepass")]
@@ -153,7 +155,7 @@ def combined_salt(own: str | None, asked: str | None) -> str | None:
 
 
 class CallFields(Strict, frozen=True, kw_only=True):
-    """Fields of every request, beside what is asked."""
+    """Fields of every request, besides its input."""
 
     hints: ClassVar[Hints] = OF_CALLS
     limits: ClassVar[Mapping[str, str]] = {}
@@ -161,28 +163,28 @@ class CallFields(Strict, frozen=True, kw_only=True):
     default_side: ClassVar[TruncationSide] = "left"
 
     model: str | None = None
-    """The model that is served, where it isn't said."""
+    """Name of the model; the served one by default."""
     user: str | None = None
-    """The tenant of a call without a key."""
+    """Tenant of a call without a key."""
     cache_salt: str | None = None
-    """Cached prefixes are shared with calls of the same salt, and the same key, alone."""
+    """Salt of cached prefixes. Only calls with the same salt and the same key share them."""
     deadline_seconds: float | None = None
-    """The request is ended so long after it came, if it hasn't before."""
+    """Seconds after its arrival when the request is ended, if it hasn't ended before."""
     priority: int | None = None
     session_id: str | None = None
     ttft_target_seconds: float | None = None
     request_id: str | None = None
-    """What the call goes by, as `x-request-id` says, where its head has none."""
+    """Id of the call, as in `x-request-id`, if its head has none."""
     rid: str | None = None
-    """`request_id`, as other servers call it."""
+    """Id of the call, as other servers name the field."""
     truncate_prompt_tokens: int | None = None
-    """A longer prompt is cut to so many tokens; -1 leaves room for the answer."""
+    """Most tokens of a prompt; a longer one is cut. -1 leaves room for the answer."""
     truncation_side: TruncationSide | None = None
-    """Where its tokens are dropped, if not where the endpoint does."""
+    """Side on which tokens are dropped; the endpoint's by default."""
 
     def check(self, call: Call) -> None:
-        """Raise `ApiError` for what isn't supported or contradicts itself, and what is above the
-        server's limits. The call goes by what the body says from here on."""
+        """Raise `ApiError` for unsupported or contradictory fields, and for values above the
+        server's limits. The call gets the id that the body gives."""
         call.app_state.check_model(self.model)
         if self.truncation_side is not None and self.truncate_prompt_tokens is None:
             raise refuse("truncation_side", "goes with truncate_prompt_tokens alone")
@@ -206,7 +208,7 @@ class CallFields(Strict, frozen=True, kw_only=True):
         return {"truncate_prompt_tokens": self.truncate_prompt_tokens, "truncation_side": side}
 
     def options(self, call: Call, **more: Any) -> dict[str, Any]:
-        """What a request to the engine carries of its body and its call. Raises
+        """Options of a request to the engine, from its body and its call. Raises
         `InvalidRequestError` for a salt that the engine wouldn't take either."""
         salt = check(InvalidRequestError, "cache_salt", self.cache_salt, optional(name))
         hints = {hint: getattr(self, hint, None) for hint in SchedulingHints.__struct_fields__}
@@ -234,8 +236,10 @@ else:
 
 
 class AnswerFields(HandedOn, frozen=True, kw_only=True):
-    """Fields of every request for an answer, by the names of the OpenAI API, and of vLLM where that
-    has none. None is the same as nothing. `seed` may be negative: it is taken modulo 2**64."""
+    """Fields of every request for an answer, with the names of the OpenAI API, or else of vLLM.
+
+    None is the same as nothing. A `seed` may be negative: it is taken modulo 2**64.
+    """
 
     limits: ClassVar[Mapping[str, str]] = {"n": "max_n", "stop": "max_stops"}
 
@@ -243,15 +247,15 @@ class AnswerFields(HandedOn, frozen=True, kw_only=True):
     n: int | None = None
     structured_outputs: StructuredOutputs | None = None
     regex: str | None = None
-    """The form of the answer as SGLang's clients say it, as `ebnf`."""
+    """Form of the answer in SGLang's API, like `ebnf`."""
     ebnf: str | None = None
     guided_json: dict[str, Any] | str | None = None
-    """The form of the answer as clients of earlier versions of vLLM say it, as the next three."""
+    """Form of the answer in the API of earlier versions of vLLM, like the next three."""
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     grammar: str | None = None
-    """The form of the answer as clients of llama.cpp say it, as the next one; "" asks for none."""
+    """Form of the answer in llama.cpp's API, like the next field; "" asks for none."""
     json_schema: dict[str, Any] | None = None
     predicted_output_tokens: int | None = None
     tpot_target_seconds: float | None = None
@@ -266,7 +270,8 @@ class AnswerFields(HandedOn, frozen=True, kw_only=True):
 
     @property
     def asked_form(self) -> AskedForm | None:
-        """Raises `ApiError` where several fields ask for a form."""
+        """Form that the body asks for; None if it asks for none. Raises `ApiError` if several
+        fields do."""
         own = self.structured_outputs
         spacing = {} if own is None else own.spacing or {}
         found = [
@@ -281,7 +286,8 @@ class AnswerFields(HandedOn, frozen=True, kw_only=True):
         return found[0] if found else None
 
     def params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
-        """`more` are fields that other parts of the body gave. Raises `InvalidSamplingError`."""
+        """Sampling parameters of the body. Values from its other parts are in `more`. Raises
+        `InvalidSamplingError`."""
         given = {field: getattr(self, field) for field in _SAMPLING}
         return sampling_params(defaults, given | more)
 
@@ -296,14 +302,14 @@ _FORMS = {
     "grammar": "grammar",
     "json_schema": "json",
 }
-"""What `structured_outputs` calls other fields that ask for a form."""
+"""Names in `structured_outputs` of the other fields that ask for a form."""
 _SAMPLING = [
     field for field in AnswerFields.__struct_fields__ if field in SamplingParams.__struct_fields__
 ]
 
 
 class ChunkFields(AnswerFields, frozen=True, kw_only=True):
-    """Fields of requests that are answered in choices, or chunks of them."""
+    """Fields of requests that are answered in choices, or in chunks of them."""
 
     limits: ClassVar[Mapping[str, str]] = {
         **AnswerFields.limits,
@@ -312,14 +318,14 @@ class ChunkFields(AnswerFields, frozen=True, kw_only=True):
 
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    """The ids of prompt and answer are told."""
+    """True if the ids of prompt and answer are told."""
     return_tokens_as_token_ids: bool | None = None
-    """Log-probabilities call each token "token_id:ID", which no two have in common."""
+    """True if log-probabilities name each token "token_id:ID", which is unique."""
     prompt_logprobs: int | None = None
-    """How many of the most likely tokens are told at each place of the prompt, beside the one that
-    is there."""
+    """Number of most likely tokens listed at each place of the prompt, besides the token that is
+    there."""
     use_beam_search: bool | None = None
-    """The answers are the `n` best that a beam search finds."""
+    """True for the `n` best answers that a beam search finds."""
     length_penalty: float | None = None
 
     def check(self, call: Call) -> None:
@@ -337,8 +343,11 @@ class ChunkFields(AnswerFields, frozen=True, kw_only=True):
 def refuse_unsupported(
     body: msgspec.Struct, fields: Mapping[str, tuple[Any, ...]], where: str = ""
 ) -> None:
-    """Raise `ApiError` for a field that has none of the values, beside None, by which nothing is
-    asked. `where` says behind "supported" in which case that is so."""
+    """Raise `ApiError` for a field that asks for something.
+
+    The values that ask for nothing, besides None, are in `fields`. The message has `where` after
+    "supported", for the case in which the fields aren't.
+    """
     for field, harmless in fields.items():
         value = getattr(body, field)
         if value is not None and not any(

@@ -1,4 +1,4 @@
-"""Tokens as the OpenAI API writes them, with log-probabilities in the two shapes that it has."""
+"""Tokens as the OpenAI API writes them, with log-probabilities in its two shapes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ __all__ = [
 
 
 class TokenTexts:
-    """Writes the tokens of one completion, and keeps what it looked up. Special tokens have their
-    names; without a tokenizer, or `as_ids`, each is called "token_id:ID", as vLLM does."""
+    """Texts of the tokens of one completion, kept once they were looked up.
+
+    Special tokens have their names. Without a tokenizer, or with `as_ids`, each is called
+    "token_id:ID", as in vLLM.
+    """
 
     def __init__(self, facts: ModelFacts, *, as_ids: bool | None = False) -> None:
         self._as_ids = as_ids
@@ -39,14 +42,14 @@ class TokenTexts:
         self._written: dict[int, tuple[str, list[int]]] = {}
 
     def of(self, token_id: int) -> tuple[bytes, bool]:
-        """Its bytes, and whether they are part of the text."""
+        """Bytes of a token, and true if they are part of the text."""
         known = self._known.get(token_id)
         if known is None:
             known = self._known[token_id] = self._look_up(token_id)
         return known
 
     def written(self, token_id: int) -> tuple[str, list[int]]:
-        """Its text and its bytes. Where these are part of a character, U+FFFD stands for it."""
+        """Text and bytes of a token. U+FFFD stands for an incomplete character."""
         written = self._written.get(token_id)
         if written is None:
             raw = self.of(token_id)[0]
@@ -55,13 +58,13 @@ class TokenTexts:
         return written
 
     def joined(self, token_ids: Sequence[int]) -> str:
-        """Their text, in which special tokens are written too."""
+        """Text of the tokens, special ones included."""
         if self._tokenizer is None:
             return "".join(map(_id_name, token_ids))
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def legacy_text(self, token_id: int) -> str:
-        """Where its bytes are part of a character, they are written as `bytes:\\xe2\\x80`."""
+        """Text of a token. Bytes of an incomplete character are written as `bytes:\\xe2\\x80`."""
         if self._as_ids:
             return _id_name(token_id)
         raw = self.of(token_id)[0]
@@ -84,7 +87,7 @@ def _id_name(token_id: int) -> str:
 T = TypeVar("T")
 
 LEAST = -9999.0
-"""In place of minus infinity, which JSON hasn't; as OpenAI writes it."""
+"""Value in place of minus infinity, which JSON doesn't have; OpenAI writes the same."""
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,29 +95,29 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    """None for the first token of a prompt."""
+    """Log-probability of each token; None for the first token of a prompt."""
     top_logprobs: list[dict[str, float] | None]
-    """The most likely ones, as many as were asked for, and the one that is there. Of tokens with
-    the same text the likeliest one is told."""
+    """Most likely tokens, as many as were asked for, and the token that is there. Of tokens with
+    the same text, the likeliest is told."""
     text_offset: list[int]
-    """Where each begins, in characters of the text of all tokens."""
+    """Begin of each token, in characters of the text of all tokens."""
 
 
 class TextOffsets:
-    """Tokens of one choice, in order, as `CompletionLogprobs`."""
+    """Converts the tokens of one choice, in order, to `CompletionLogprobs`."""
 
     def __init__(self, texts: TokenTexts, *, chars: int = 0, echoed: str | None = None) -> None:
-        """`chars` are those of the tokens before. `echoed` is the text of a prompt that the answer
-        repeats: special tokens count where it has their names, and add nothing elsewhere."""
+        """`chars` are those of the tokens before. The text of a repeated prompt is `echoed`:
+        special tokens count if it has their names there, and else add nothing."""
         self._texts = texts
         self._echoed = echoed
         self.chars: int = chars
-        """Characters of the tokens so far, one that has only begun included."""
+        """Characters of the tokens so far, including one that has only begun."""
 
     def logprobs_of(
         self, tokens: Iterable[tuple[int, Logprobs | None]]
     ) -> CompletionLogprobs | None:
-        """Write the log-probabilities of the next ids; None if there are none."""
+        """Return the log-probabilities of the next ids; None if there are none."""
         texts = self._texts
         names: list[str] = []
         own: list[float | None] = []
@@ -124,7 +127,7 @@ class TextOffsets:
             name = texts.legacy_text(token_id)
             names.append(name)
             raw, is_text = texts.of(token_id)
-            # A byte that goes on with a character belongs to where that began.
+            # A byte that continues a character has the offset of that character.
             is_within = is_text and bool(raw) and raw[0] & 0xC0 == 0x80
             offsets.append(max(self.chars - is_within, 0))
             if is_text:
@@ -151,12 +154,14 @@ class TextOffsets:
 
 
 class EncodedLogprobs:
-    """Log-probabilities of a run of tokens, in JSON already: as long as a prompt or a whole
-    completion, they can't be made or encoded at once without holding the event loop."""
+    """Log-probabilities of a run of tokens, in JSON already.
+
+    A run may be as long as a prompt. Made or encoded at once, it would hold the event loop.
+    """
 
     def __init__(self, chars: int) -> None:
         self.chars: int = chars
-        """Characters that have begun, those before the run included."""
+        """Characters that have begun, including those before the run."""
         self._parts: dict[str, list[bytes]] = {
             name: [] for name in CompletionLogprobs.__struct_fields__
         }
@@ -171,7 +176,7 @@ class EncodedLogprobs:
         chars: int = 0,
         echoed: str | None = None,
     ) -> EncodedLogprobs:
-        """Encode those of `tokens`; `chars` and `echoed` as `TextOffsets` has them."""
+        """Encode those of `tokens`. For `chars` and `echoed`, see `TextOffsets`."""
         offsets = TextOffsets(texts, chars=chars, echoed=echoed)
         encoded = cls(chars)
         async for some in _in_turns(tokens, _num_entries(tokens), pace):
@@ -180,20 +185,21 @@ class EncodedLogprobs:
         return encoded
 
     def add(self, logprobs: CompletionLogprobs | None) -> None:
-        """Add those of the tokens that follow."""
+        """Add those of the next tokens."""
         if logprobs is not None:
             for name, parts in self._parts.items():
                 parts.append(inner_json(getattr(logprobs, name)))
 
     def with_more(self, later: CompletionLogprobs | None) -> Any:
-        """A `CompletionLogprobs` of these and of `later`, whose lists are `msgspec.Raw`; None where
-        there is no token."""
+        """Return a `CompletionLogprobs` of these and of `later`, with lists of `msgspec.Raw`; None
+        without a token."""
         more = EncodedLogprobs(self.chars)
         more.add(later)
         return self._joined(more, lambda *pieces: _raw([*pieces[0], *pieces[1]]))
 
     def long_with(self, later: EncodedLogprobs) -> Any:
-        """The same with lists that are `LongJson`: what choices have in common is there once."""
+        """Return the same with lists of `LongJson`, so that choices share what they have in
+        common."""
         return self._joined(later, LongJson.of_inner)
 
     def _joined(self, later: EncodedLogprobs, join: Callable[..., Any]) -> Any:
@@ -204,7 +210,7 @@ class EncodedLogprobs:
 
 
 async def _in_turns(values: Sequence[T], entries_each: int, pace: Pace) -> AsyncIterator[list[T]]:
-    """All of `values`, so many at a time that the event loop has its turns between them."""
+    """Yield all of `values` in lists, with turns of the event loop between them."""
     rest, at_once = iter(values), max(1, UNITS_AT_ONCE // entries_each)
     while some := list(islice(rest, at_once)):
         await pace.before(len(some) * entries_each)
@@ -212,7 +218,7 @@ async def _in_turns(values: Sequence[T], entries_each: int, pace: Pace) -> Async
 
 
 def _num_entries(tokens: Sequence[tuple[int, Logprobs | None]]) -> int:
-    """Log-probabilities of each token."""
+    """Number of log-probabilities of each token."""
     last = tokens[-1][1] if tokens else None
     return 1 if last is None else 1 + len(last.top)
 
@@ -235,15 +241,16 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probabilities of `/v1/chat/completions`, of every token that was drawn, whatever part of
-    the answer it became."""
+    """Log-probabilities of `/v1/chat/completions`, of every token that was drawn, in any part of
+    the answer."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 def chat_logprobs(texts: TokenTexts, tokens: Iterable[Token], top: int) -> ChatLogprobs | None:
-    """With the `top` most likely ones at each place; None where no token is."""
+    """Return those of `tokens`, with the `top` most likely ones at each place; None if there are
+    none."""
     written, content = texts.written, []
     for token in tokens:
         if (found := token.logprobs) is None:
@@ -260,7 +267,8 @@ def chat_logprobs(texts: TokenTexts, tokens: Iterable[Token], top: int) -> ChatL
 def all_chat_logprobs(
     texts: TokenTexts, tokens: Sequence[Token], top: int, pace: Pace
 ) -> ChatLogprobs | None:
-    """Do the same as `chat_logprobs` for any number of tokens. The list is made when it is sent."""
+    """Return the same as `chat_logprobs`, for any number of tokens. The list is made while it is
+    sent."""
     if all(token.logprobs is None for token in tokens):
         return None
 
@@ -274,7 +282,7 @@ def all_chat_logprobs(
 
 
 class GatheredLogprobs:
-    """Log-probabilities of the tokens of one text, as they come."""
+    """Log-probabilities of the tokens of one text, collected as they come."""
 
     def __init__(self, texts: TokenTexts, top: int) -> None:
         self._texts = texts
@@ -282,7 +290,7 @@ class GatheredLogprobs:
         self._parts: list[bytes] = []
 
     def add(self, tokens: Iterable[Token]) -> list[TokenLogprob]:
-        """Log-probabilities of the next tokens, one entry each."""
+        """Add the next tokens, and return their log-probabilities, one entry each."""
         found = chat_logprobs(self._texts, tokens, self._top)
         if found is None:
             return []
@@ -290,7 +298,7 @@ class GatheredLogprobs:
         return found.content
 
     def take(self) -> Any:
-        """All of them, in JSON already; the next are those of another text."""
+        """Return all of them, in JSON already. The next are those of another text."""
         parts, self._parts = self._parts, []
         return _raw(parts)
 
@@ -300,7 +308,7 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 
     logprob: float
     rank: int | None
-    """From 1 on, of those of the most likely tokens that are told; else None."""
+    """Rank among the most likely tokens that are listed, from 1; else None."""
     decoded_token: str
 
 
@@ -311,8 +319,11 @@ async def prompt_logprobs(
     top: int,
     pace: Pace,
 ) -> Any:
-    """A `LongJson`: for each token of a prompt the `top` most likely ones and itself, by their ids;
-    null for the first. It is encoded once for all the places where it stands."""
+    """Return a `LongJson` with an entry for each token of a prompt.
+
+    An entry has the `top` most likely tokens and the token itself, by their ids; the first is null.
+    The list is encoded once for all its places.
+    """
     places = list(zip(token_ids, logprobs, strict=True))
     parts: list[bytes] = []
     async for some in _in_turns(places, 2 + top, pace):

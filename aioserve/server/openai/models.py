@@ -1,4 +1,4 @@
-"""`/v1/models` and `/v1/models/{id}`: what is served here."""
+"""`/v1/models` and `/v1/models/{id}`: the models served here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["model"] = "model"
     created: int
-    """When this server began to serve it, in seconds since 1970."""
+    """Time when this server began to serve it, in seconds since 1970."""
     owned_by: str = "aioserve"
     max_model_len: int
     """Most tokens of a prompt and its answer together."""

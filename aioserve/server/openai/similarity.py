@@ -1,8 +1,8 @@
-"""`/score` and `/rerank`: how relevant texts are to others, as a reranker says, or else how alike
-they are, by the cosine of the angle between their embeddings.
+"""`/score` and `/rerank`: relevance of texts to others.
 
-The fields are those of vLLM, Jina and Cohere. All texts of a call are embedded at once, and those
-that come several times are embedded once.
+A reranker says it. Other models compare embeddings, by the cosine of the angle between them. The
+fields are those of vLLM, Jina and Cohere. All texts of a call are embedded at once, and repeated
+texts are embedded once.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class ScoreRequest(CallFields, frozen=True, kw_only=True):
 
     text_1: str | list[str]
     text_2: str | list[str]
-    """As many as of `text_1`, pair by pair, or any number beside one `text_1`."""
+    """Texts to compare with `text_1`: one for each, or any number for one `text_1`."""
     pooling: Pooling | None = None
-    """Embeddings are compared that are pooled so, whatever the model is."""
+    """Pooling of the embeddings that are compared, whatever the model is."""
     instruction: str | None = None
-    """What a reranker looks for, in place of its own."""
+    """Instruction for a reranker, in place of its own."""
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["score"] = "score"
     index: int
     score: float
-    """In [-1, 1], of a reranker in [0, 1]."""
+    """Score in [-1, 1]; of a reranker in [0, 1]."""
 
 
 class ScoreList(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,20 +74,20 @@ class RerankRequest(CallFields, frozen=True, kw_only=True):
     query: str
     documents: list[str | Document]
     top_n: int | None = None
-    """How many are told; all of them where it isn't said, or 0."""
+    """Number of documents that are told; all by default, and for 0."""
     return_documents: bool | None = None
-    """True where it isn't said."""
+    """True by default."""
     pooling: Pooling | None = None
-    """Embeddings are compared that are pooled so, whatever the model is."""
+    """Pooling of the embeddings that are compared, whatever the model is."""
     instruction: str | None = None
-    """What a reranker looks for, in place of its own."""
+    """Instruction for a reranker, in place of its own."""
 
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     """Place of the document in the request."""
     relevance_score: float
-    """In [-1, 1], of a reranker in [0, 1]."""
+    """Relevance in [-1, 1]; of a reranker in [0, 1]."""
     document: Document | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -95,7 +95,7 @@ class Reranking(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     model: str
     results: list[Ranked]
-    """The most relevant first; of equal ones the earlier."""
+    """Documents, the most relevant first. Equal ones are in the order of the request."""
     usage: EmbeddingUsage
 
 
@@ -150,8 +150,8 @@ v2_rerank: Endpoint[RerankRequest] = replace(rerank, path="/v2/rerank")
 
 
 def _texts(call: Call, field: str, given: str | list[str]) -> list[str]:
-    """The texts of a field, one or several. Raises `ApiError` for none, an empty one, or more than
-    a request may have."""
+    """Return the texts of a field, one or several. Raises `ApiError` for none, for an empty one,
+    and for too many."""
     texts = [given] if isinstance(given, str) else given
     check_at_most(field, "have at most {} texts", len(texts), call.settings.max_inputs)
     if not texts or not all(texts):
@@ -166,8 +166,8 @@ async def _compared(
     others: list[str],
     field: str,
 ) -> tuple[list[float], EmbeddingUsage]:
-    """Compare each of `ones` to its neighbour in `others`, which `field` of the body has, as the
-    model does it."""
+    """Compare each of `ones` with its neighbour in `others`, in the model's own way. `field` of the
+    body has `others`."""
     if not call.facts.tells_relevance or body.pooling is not None:
         if body.instruction is not None:
             raise refuse("instruction", "goes with a model that is a reranker, without pooling")
@@ -189,7 +189,7 @@ async def _compared(
 
 
 def _behind(prompt: str, texts: list[str]) -> list[str]:
-    """The texts behind a prompt; of equal ones there is one object."""
+    """Return the texts, each after `prompt`. Equal texts are one object."""
     made = {text: prompt + text for text in dict.fromkeys(texts)}
     return [made[text] for text in texts]
 
@@ -201,10 +201,10 @@ async def _cosines(
     others: list[str],
     field: str,
 ) -> tuple[list[float], EmbeddingUsage]:
-    """Compare the embedding of each of `ones` to that of its neighbour."""
+    """Compare the embedding of each of `ones` with that of its neighbour."""
     prompts = call.facts.retrieval.prompts if isinstance(body, RerankRequest) else {}
     query, document = (prompts.get(name, "") for name in ("query", "document"))
-    # Each text once: beside thousands of documents a query is the same, and may be long.
+    # Each text once: thousands of documents share a query, which may be long.
     ones, others = _behind(query, ones), _behind(document, others)
     places = {text: place for place, text in enumerate(dict.fromkeys([*ones, *others]))}
     check_at_most(field, "have at most {} texts", len(places) - 1, call.settings.max_inputs)

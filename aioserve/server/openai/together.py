@@ -1,4 +1,4 @@
-"""Several requests to the engine as one: what ends one of them ends all."""
+"""Several requests to the engine as one: an error of one ends them all."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 async def all_of(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """The results of all, which run at the same time. Raises what the first that fails raises, once
-    the others were cancelled."""
+    """Run all calls at the same time, and return their results. The first error cancels the others,
+    and is raised then."""
     if len(calls) == 1:
         return [await calls[0]()]
     results: dict[int, T] = {}
@@ -46,11 +46,11 @@ async def all_of(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a stream had at one moment, which may be over when it is looked at."""
+    """Tokens and ends of a stream at one moment, which may be over when they are looked at."""
 
     tokens: list[Token]
     finish_reasons: tuple[FinishReason | None, ...]
-    """Reasons of samples all of whose tokens were given out, with these."""
+    """Reasons of the samples whose tokens were all given out, including those here."""
 
 
 async def _next(stream: TokenStreamLike, min_tokens: int) -> Batch:
@@ -58,17 +58,17 @@ async def _next(stream: TokenStreamLike, min_tokens: int) -> Batch:
 
 
 class Merged:
-    """The tokens of several streams as they come, in batches as `TokenStream.batch` gives them: a
+    """Tokens of several streams as they come, in batches like those of `TokenStream.batch`: a
     `Source`."""
 
     def __init__(self, names: Mapping[str, str] = {}) -> None:
-        """`names`: what the API calls arguments of the engine."""
+        """`names` has the API's names for arguments of the engine."""
         self._names = names
         self.streams: list[TokenStreamLike] = []
         self._num_given = 0
-        """Tokens that were in batches."""
+        """Tokens in batches so far."""
         self._waiting: dict[asyncio.Task[Batch], int] = {}
-        """For the next tokens of each stream that goes on; its place."""
+        """Tasks that wait for the next tokens of the open streams, and the place of each stream."""
 
     @classmethod
     async def begun(
@@ -77,7 +77,7 @@ class Merged:
         names: Mapping[str, str] = {},
         before: Callable[[], Awaitable[object]] | None = None,
     ) -> Merged:
-        """Make every stream, or none where one can't be made. `before` is awaited before each."""
+        """Make every stream, or none if one can't be made. `before` is awaited before each."""
         merged = cls(names)
         try:
             for submit in submissions:
@@ -99,11 +99,11 @@ class Merged:
 
     @property
     def given_usage(self) -> Usage:
-        """Usage so far, of the tokens that were in a batch."""
+        """Usage so far, with only the generated tokens that were in a batch."""
         return msgspec.structs.replace(self.usage, completion_tokens=self._num_given)
 
     async def started(self) -> None:
-        """Until one of them has tokens, or its end. Raises what ended it, if that was an error."""
+        """Wait until one stream has tokens, or has ended. Raises the error that ended it."""
         if len(self.streams) == 1:
             await self.streams[0].started()
             return
@@ -114,8 +114,8 @@ class Merged:
             task.result()
 
     async def batches(self, min_tokens: int = 1) -> AsyncGenerator[tuple[int, Batch], None]:
-        """The place of a stream, and what came next of it: no tokens at its end. Raises what ended
-        the first that an error ends."""
+        """Yield the place of a stream and its next batch, without tokens at its end. Raises the
+        first error that ends a stream."""
         if len(self.streams) == 1:
             batch: Batch | None = None
             while batch is None or batch.tokens:
@@ -145,6 +145,6 @@ class Merged:
 
 
 def _unheard(task: asyncio.Task[Batch]) -> None:
-    """Drop what a task raises that is no longer awaited."""
+    """Drop the error of a task that is no longer awaited."""
     if not task.cancelled():
         task.exception()

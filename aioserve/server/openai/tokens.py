@@ -1,6 +1,6 @@
-"""`/tokenize` and `/detokenize`, in the shape that vLLM gave them: what a prompt becomes, and back.
+"""`/tokenize` and `/detokenize`, in the shape that vLLM gave them: prompts as token ids, and back.
 
-Prompts are encoded as those of requests are, so their limits are the same.
+Prompts are encoded like those of requests, so their limits are the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["DetokenizeRequest", "TokenizeRequest", "detokenize", "tokenize"]
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`prompt`, or `messages` and what goes with them."""
+    """Body with `prompt`, or with `messages` and what goes with them."""
 
     limits: ClassVar[Mapping[str, str]] = {"tools": "max_tools"}
 
@@ -35,12 +35,11 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
-    """Frame a text as the model expects; True where it isn't said. Messages are framed by their
-    template."""
+    """Frame a text as the model expects; true by default. Messages are framed by their template."""
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    """True where it isn't said."""
+    """True by default."""
     continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
@@ -60,7 +59,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
-    """Special tokens by their names."""
+    """Text of the tokens, with special tokens by name."""
 
 
 _OF_MESSAGES = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
@@ -116,7 +115,8 @@ async def detokenize(call: Call, body: DetokenizeRequest) -> Detokenized:
 
 
 def _checked(call: Call, model: str | None) -> TokenTexts:
-    """Raises `ApiError` for another model, and for one without a tokenizer."""
+    """Return the texts of tokens. Raises `ApiError` for another model, and for one without a
+    tokenizer."""
     if model is not None:
         call.app_state.check_model(model)
     if call.facts.tokenizer is None:

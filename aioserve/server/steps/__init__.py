@@ -1,1 +1,1 @@
-"""What the engine did, step by step: kept for a while, shown while it happens, and traced."""
+"""Record of the engine's steps: kept for a while, shown while they happen, and traced."""

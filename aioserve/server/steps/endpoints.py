@@ -1,11 +1,10 @@
-"""What the engine does, over HTTP.
+"""Endpoints that show the engine's work.
 
-`/live` tells it while it happens, as server-sent events a few times a second. Each event is a whole
-`Update`. The first one tells all that a reader must know, and so does one that comes after entries
-were lost: those that a slow reader left lying until they were forgotten. Nothing is kept for a
-reader but its place in the log.
+`/live` sends it while it happens, as server-sent events a few times a second. Each event is a whole
+`Update`. The first event tells all that a reader must know. So does the next one after a slow
+reader has missed entries that were dropped. The server keeps only the reader's place in the log.
 
-`/trace` is what is kept of the engine's steps, in Chrome's trace format.
+`/trace` returns the kept steps in Chrome's trace format.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ async def _lines(call: Call) -> AsyncGenerator[bytes, None]:
 
 PERIOD_SECONDS = 0.25
 QUIET_SECONDS = 2.0
-"""How often a reader hears that nothing happened."""
+"""Seconds between updates while nothing happens."""
 MAX_SENT_PARTS = 20_000
-"""Parts of steps in one update: the oldest beyond that are lost to the reader."""
+"""Most parts of steps in one update. Older parts are lost to the reader."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What stays as it is while the server runs."""
+    """Facts that don't change while the server runs."""
 
     models: tuple[str, ...]
     has_chat_template: bool
@@ -72,36 +71,35 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request that hasn't ended: its arrival, and when the first of it was computed."""
+    """Request that hasn't ended: its arrival, and the begin of the first step that computed it."""
 
     arrived: Arrived
     began_seconds: float | None
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a reader is told."""
+    """Content of one event of `/live`."""
 
     now_seconds: float
-    """On the clock of all times here."""
+    """Time now, on the clock of all times here."""
     state: str
     """State of the engine."""
     log: list[Entry]
-    """What happened since the last update, as arrays that begin with "arrived", "step" or
-    "ended"."""
+    """Entries since the last update, as arrays that begin with "arrived", "step" or "ended"."""
     num_lost: int = 0
-    """Entries before these that the reader will never see."""
+    """Number of entries before these that the reader has missed."""
     open: list[KnownRequest] | None = None
-    """Every request that hasn't ended: in the first update, and where entries were lost."""
+    """Every request that hasn't ended, in the first update and after missed entries; else None."""
     about: About | None = None
-    """In the first update."""
+    """Given in the first update only."""
     drafted_tokens: int = 0
-    """Draft tokens of the engine's drafter that steps have verified since the start."""
+    """Draft tokens that steps have verified since the start."""
     accepted_tokens: int = 0
     """Draft tokens among them that were right."""
 
 
 class Reader:
-    """One who looks, on behalf of `call`: requests of other tenants have no names for it."""
+    """Reader of the live view, on behalf of `call`. It sees no names of other tenants' requests."""
 
     def __init__(self, call: Call, steps: StepRecorder) -> None:
         self._call = call
@@ -174,7 +172,8 @@ async def live(call: Call, _: None) -> Events:
 
 
 async def _updates(call: Call, reader: Reader) -> AsyncGenerator[bytes, None]:
-    """Until the engine takes no more requests, so that no reader keeps a server from ending."""
+    """Yield updates until the engine takes no more requests, so that no reader keeps a server from
+    ending."""
     told = 0.0
     while True:
         now = loop_seconds()

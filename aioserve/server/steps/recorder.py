@@ -1,9 +1,9 @@
-"""What happened in an engine, entry by entry: small values that are kept, sent and traced.
+"""Log of what happened in an engine, in small entries that are kept, sent and traced.
 
-`EntryObserver` makes entries of what it is told. Requests have numbers there, as their ids may come
-again, and parts of a prompt that needed no computing are found. `StepRecorder` keeps the last
-entries. Readers look into one log, each from where it was: what a slow one misses it misses, and
-nothing is kept for it.
+`EntryObserver` makes entries from an engine's reports. It numbers requests, as their ids may
+repeat, and notes the prompt tokens that needed no computing. The last entries are kept by
+`StepRecorder`. Readers share one log, each with its own place. A slow reader misses dropped
+entries: nothing is kept for it.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ __all__ = [
 
 
 class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived", gc=False):
-    """A request entered the queue."""
+    """Entry of a request that entered the queue."""
 
     number: int
-    """Number of the request, from 1 on; none comes twice."""
+    """Number of the request, from 1, and never used again."""
     request_id: str
     tenant: str | None
     prompt_tokens: int
     max_tokens: int
     num_samples: int
     arrival_seconds: float
-    """This and other times are on the clock of the event loop."""
+    """Time of arrival, on the event loop's clock like all times here."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a step computed of one sequence."""
+    """Tokens that a step computed of one sequence."""
 
     number: int
     sample: int
@@ -55,12 +55,12 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_sampled: int
     is_decode: bool
     cached_tokens: int
-    """Where its sequence began with it, or began again: so many tokens of the prompt needed no
-    computing."""
+    """Prompt tokens that needed no computing, in the first part since the sequence started or was
+    preempted; else 0."""
 
 
 class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False):
-    """A step was committed, or failed."""
+    """Entry of a step that was committed, or failed."""
 
     step: int
     begin_seconds: float
@@ -78,7 +78,7 @@ class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended", gc=False):
-    """A request has ended, for whatever reason."""
+    """Entry of a request that has ended, for any reason."""
 
     number: int
     finish_reason: FinishReason
@@ -86,7 +86,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended", gc=False)
     completion_tokens: int
     cached_tokens: int
     first_token_seconds: float | None
-    """From its arrival, as is what follows."""
+    """Seconds since its arrival, as in the next field."""
     queued_seconds: float | None
     preemptions: int
 
@@ -99,20 +99,21 @@ class OpenRequest(msgspec.Struct, array_like=True):
 
     arrived: Arrived
     began_seconds: float | None = None
-    """When the step began that computed the first of it."""
+    """Begin of the first step that computed part of it."""
     begun: set[int] = msgspec.field(default_factory=set)
     """Samples that were computed since they came or were preempted."""
 
 
 class EntryObserver(Observer, ABC):
-    """Numbers requests, and knows those that are open. As big as what the engine has at once."""
+    """Observer that numbers requests and keeps those that are open. It grows only with the number
+    of open requests."""
 
     def __init__(self) -> None:
         self._open: dict[int, OpenRequest] = {}
         """Requests that have not ended, by their number."""
         self._num_arrived = 0
         self._by_id: dict[str, OpenRequest] = {}
-        """The last of several with one id: the others have no part in a step any more."""
+        """Last request of each id. Earlier ones with the same id take no part in steps any more."""
         self._by_arrival: dict[tuple[str, float], list[OpenRequest]] = {}
 
     @abstractmethod
@@ -138,7 +139,7 @@ class EntryObserver(Observer, ABC):
             self._keep(entry)
 
     def step_finished(self, step: StepInfo) -> None:
-        """Parts of requests that came before the first entry are left out."""
+        """Note a step, without parts of requests that came before the first entry."""
         by_id = self._by_id
         preempted = []
         for request_id, sample in step.preempted:
@@ -168,7 +169,7 @@ class EntryObserver(Observer, ABC):
         )
 
     def finished(self, requests: Sequence[RequestSummary]) -> None:
-        """Requests that came before the first entry are left out."""
+        """Note ends of requests, except those that came before the first entry."""
         for summary in requests:
             key = (summary.request_id, summary.arrival_seconds)
             alike = self._by_arrival.get(key)
@@ -215,13 +216,14 @@ def _part(request: OpenRequest, part: StepPart, begin_seconds: float) -> Part:
 
 
 MAX_ENTRIES = 8192
-"""Kept: steps, arrivals and ends together."""
+"""Most entries that are kept: steps, arrivals and ends together."""
 MAX_PARTS = 100_000
-"""Kept in all steps together; one takes some 100 bytes."""
+"""Most parts that are kept, in all steps together. One takes some 100 bytes."""
 
 
 class StepRecorder(EntryObserver):
-    """An observer for `Engine.observe`. Costs some tens of µs a step, whatever happened before."""
+    """Observer that keeps the last entries. It costs some tens of µs a step, however long it has
+    run."""
 
     def __init__(self, *, max_entries: int = MAX_ENTRIES, max_parts: int = MAX_PARTS) -> None:
         super().__init__()
@@ -232,7 +234,7 @@ class StepRecorder(EntryObserver):
         self._max_entries = max_entries
         self._max_parts = max_parts
         self.num_readers: int = 0
-        """Readers of the live view, which counts them."""
+        """Number of readers of the live view, which counts them."""
 
     def _keep(self, entry: Entry) -> None:
         self._entries.append(entry)
@@ -248,12 +250,12 @@ class StepRecorder(EntryObserver):
 
     @property
     def entries(self) -> list[Entry]:
-        """The entries that are kept."""
+        """Entries that are kept, oldest first."""
         return list(self._entries)
 
     def last_entries(self, begin: int, max_parts: int) -> list[Entry]:
-        """Return the last of those from place `begin` on, as many as have at most `max_parts` parts
-        together."""
+        """Return the newest entries from place `begin` on, oldest first, with at most `max_parts`
+        parts together."""
         wanted = min(self.end - begin, len(self._entries))
         found: list[Entry] = []
         for entry in islice(reversed(self._entries), wanted):

@@ -1,13 +1,13 @@
-"""Entries as events of Chrome's trace format, which Perfetto opens, and a file of them.
+"""Entries as events of Chrome's trace format, which Perfetto opens, and files of them.
 
-Process 1 has a track of steps and counters of tokens, pages and requests. Process 2 has the
-requests: a request takes the first track that is free when it comes, and what happened to it
-(queued, prefill, decode, preempted) lies within it.
+Process 1 has a track of steps, and counters of tokens, pages and requests. Process 2 has the
+requests. A request takes the first track that is free at its arrival. Its phases (queued, prefill,
+decode, preempted) lie within it.
 
 The format is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU; of
 its two forms this is the array, which may lack its end. A file is written while the engine serves,
-whole lines at a time, so that one that was cut off opens as well. The event loop takes notes; a
-thread makes text of them and writes it.
+whole lines at a time, so that a truncated one opens as well. The event loop takes notes, and a
+thread writes them as text.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ TRACE_END = b"\n]\n"
 
 ENGINE, REQUESTS = 1, 2
 MAX_RUN_SECONDS = 1.0
-"""Decodes of a request are drawn together up to here, so that a trace that is cut off lacks little
-of them."""
+"""Longest time that decodes of a request are drawn as one slice. A trace that is cut off lacks
+little."""
 
 
 class TraceEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Times are in µs."""
+    """Event of a trace. Times are in µs."""
 
     name: str
     ph: str
-    """B and E begin and end what others lie within, X is a whole, C counts, i is a moment, and M
-    names a track."""
+    """Kind of event. B and E begin and end a span around others, and X is a whole span. C is a
+    counter, i is a moment, and M names a track."""
     ts: int
     pid: int
     tid: int
@@ -76,15 +76,15 @@ class TraceEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encoded(events: Iterable[TraceEvent], *, first: bool) -> bytes:
-    """One line for each. Behind `TRACE_BEGIN` and any number of whole lines, `TRACE_END` makes
-    JSON."""
+    """Encode one line for each event. JSON is `TRACE_BEGIN`, any number of whole lines and
+    `TRACE_END`."""
     lines = [b"\n" + msgspec.json.encode(event) for event in events]
     text = b",".join(lines)
     return text if first or not lines else b"," + text
 
 
 class _Open:
-    """A request on its track."""
+    """Request on its track."""
 
     __slots__ = ("decoded", "end", "lane", "name", "run_begin", "run_step", "waits")
 
@@ -92,28 +92,28 @@ class _Open:
         self.lane = lane
         self.name = name
         self.end = arrival
-        """End of what was last computed."""
+        """End of its last computed part."""
         self.waits: str | None = "queued"
-        """What it does since `end`."""
+        """State since `end`, like "queued"; None if it is being computed."""
         self.run_begin = 0
         self.run_step = -1
-        """The step that was last added to a run of decodes; -1: there is no run."""
+        """Step that was last added to a run of decodes; -1 without a run."""
         self.decoded = 0
 
 
 class Tracer:
-    """Makes events of entries that come in order. `tenant` sees the names of its own requests
-    alone, None those of all."""
+    """Converts entries, given in order, to events. `tenant` sees only the names of its own
+    requests, and None sees all names."""
 
     def __init__(self, tenant: str | None = None) -> None:
         self._tenant = tenant
         self._open: dict[int, _Open] = {}
         self._lanes: list[int | None] = []
-        """When each became free; None: it isn't."""
+        """Time from which each track is free; None while it is in use."""
         self._steps = 0
 
     def begin(self, now_seconds: float, known: Iterable[OpenRequest] = ()) -> list[TraceEvent]:
-        """Names of the tracks, and requests that came before the first entry."""
+        """Return the names of the tracks, and the requests that came before the first entry."""
         now = _us(now_seconds)
         events = [
             TraceEvent("process_name", "M", now, ENGINE, 0, args={"name": "engine"}),
@@ -134,7 +134,7 @@ class Tracer:
         return self._arrived(entry) if isinstance(entry, Arrived) else self._ended(entry)
 
     def finish(self) -> list[TraceEvent]:
-        """What is still to be drawn where no more entries come."""
+        """Return the events of unfinished runs, once no more entries come."""
         return [event for request in self._open.values() for event in _end_run(request)]
 
     def _arrived(self, entry: Arrived) -> list[TraceEvent]:
@@ -268,7 +268,7 @@ def _end_run(request: _Open) -> list[TraceEvent]:
 def _slice(
     request: _Open, name: str, begin: int, end: int, args: dict[str, Any] | None = None
 ) -> list[TraceEvent]:
-    """None of what took no time."""
+    """Return a slice, or no event if it took no time."""
     if end <= begin:
         return []
     return [TraceEvent(name, "X", begin, REQUESTS, request.lane + 1, dur=end - begin, args=args)]
@@ -280,16 +280,16 @@ def _us(seconds: float) -> int:
 
 PERIOD_SECONDS = 0.5
 MAX_PENDING = 500_000
-"""Entries and parts that wait to be written. A disk that leaves so many behind ends the trace."""
+"""Most entries and parts that wait to be written. A disk that is further behind ends the trace."""
 
 
 def check_trace_file(path: str | Path) -> None:
-    """Raise `ConfigError` for a pipe or a socket: to open one, or to write to it, may wait for
-    whoever reads it, and the end of the engine would wait too."""
+    """Raise `ConfigError` for a pipe or a socket. Opening or writing it may wait for a reader, and
+    then the end of the engine would wait too."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
-        return  # opening it says what is wrong, or makes it
+        return  # opening it says what is wrong, or makes the file
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         raise ConfigError(
             f"trace must be a file, got {shown(str(path))}, which is a pipe or a socket",
@@ -302,11 +302,11 @@ def check_trace_file(path: str | Path) -> None:
 async def tracing(
     engine: EngineLike, path: str | Path, *, max_pending: int = MAX_PENDING
 ) -> AsyncIterator[None]:
-    """Write what `engine` does meanwhile to the file `path`, which is made anew: Chrome's trace
-    format. What happened is in the file about a second later.
+    """Write a trace of `engine` to the file `path` during the block, in Chrome's trace format.
 
-    Raises `OSError` if it can't be opened, and `ConfigError` for a pipe or a socket. Where writing
-    fails later, or falls behind by more than `max_pending` entries and parts of steps, the log says
+    A file of that name is overwritten. Events are in the file about a second later. Raises
+    `OSError` if it can't be opened, and `ConfigError` for a pipe or a socket. Writing may fail
+    later, or fall behind by more than `max_pending` entries and parts of steps. Then the log says
     so, the trace ends there, and the engine goes on.
     """
     await asyncio.to_thread(check_trace_file, path)
@@ -344,7 +344,7 @@ async def _write_on(
 
 
 class _Notes(EntryObserver):
-    """What is to be written."""
+    """Entries that wait to be written."""
 
     def __init__(self, max_pending: int) -> None:
         super().__init__()
@@ -368,7 +368,7 @@ class _Notes(EntryObserver):
 
 
 class _TraceFile:
-    """For one thread at a time."""
+    """File of a trace, written by one thread at a time."""
 
     def __init__(self, file: BinaryIO, now_seconds: float) -> None:
         self._file = file

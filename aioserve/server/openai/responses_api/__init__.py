@@ -1,6 +1,6 @@
-"""`/v1/responses`: answers in items, which may be stored and gone on from.
+"""`/v1/responses`: answers in items, which can be stored and continued.
 
     request ──► handlers ──► response ──► store
 
-`items` are what a conversation is made of, on the way in and on the way out.
+Conversations are made of `items`, in requests and in answers.
 """

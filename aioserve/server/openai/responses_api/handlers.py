@@ -1,4 +1,4 @@
-"""`/v1/responses`: answers in items that may be stored, gone on from, read again and forgotten."""
+"""`/v1/responses`: answers in items, which can be stored, continued, read again and deleted."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ __all__ = [
 logger: logging.Logger = logging.getLogger(__name__)
 
 COPIES = 4
-"""Number of times that the last events of a stream tell all that was said: as a text, a part, an
-item and a response."""
+"""Number of times that the last events of a stream tell all the content: as a text, a part, an item
+and a response."""
 MAX_LISTED = 100
-"""Items of one list."""
+"""Most items of one list."""
 
 
 class ResponsePath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +73,7 @@ class ResponsePath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class ListPath(ResponsePath, frozen=True, kw_only=True):
     after: str | None = None
-    """The id behind which the list begins."""
+    """Id of the item after which the list begins."""
     limit: int = 20
     order: Literal["asc", "desc"] = "desc"
 
@@ -113,7 +113,7 @@ async def delete_response(call: Call, path: ResponsePath) -> DeletedResponse:
     has_body=False,
 )
 async def cancel_response(call: Call, path: ResponsePath) -> object:
-    """Refuse that: no response is in the background."""
+    """Refuse a cancellation: no response is in the background."""
     stored_of(call, path.response_id)
     raise ApiError(400, "Cannot cancel a synchronous response.", param="response_id")
 
@@ -122,7 +122,7 @@ async def cancel_response(call: Call, path: ResponsePath) -> object:
     OPENAI_ERRORS, "/v1/responses/{response_id}/input_items", "What a stored response answered"
 )
 async def input_items(call: Call, path: ListPath) -> ItemList:
-    """List the items that came with the request, the last first."""
+    """List the items that came with the request, by default the last first."""
     if not 1 <= path.limit <= MAX_LISTED:
         raise ApiError(400, f"limit must be in [1, {MAX_LISTED}], got {path.limit}", param="limit")
     stored = stored_of(call, path.response_id)
@@ -144,7 +144,7 @@ async def input_items(call: Call, path: ListPath) -> ItemList:
 
 
 class ResponseWriter(Writer[list[Piece]]):
-    """One response while it is written."""
+    """Writer of one response."""
 
     def __init__(
         self,
@@ -186,12 +186,12 @@ class ResponseWriter(Writer[list[Piece]]):
         return self._last([], self._failed(error))
 
     def _last(self, events: list[Event], response: Response) -> bytes:
-        """The last event says how the response ended."""
+        """Encode the last events. The very last says how the response ended."""
         event = {"type": f"response.{response.status}", "response": response}
         return self._encoded([*events, event])
 
     def _encoded(self, events: list[Event]) -> bytes:
-        """Each with its number."""
+        """Encode events, each with its number."""
         encoded: list[bytes] = []
         for event in events:
             data = {**event, "sequence_number": self._num_events}
@@ -243,7 +243,8 @@ class ResponseWriter(Writer[list[Piece]]):
         )
 
     def _stored(self, response: Response) -> Response:
-        """What is answered, and stored if it is to be: one that is too large says it isn't."""
+        """Store the response if it is to be, and return it. One that is too large is returned with
+        `store` false."""
         if not response.store:
             return response
         before, given = self._context
@@ -301,7 +302,7 @@ async def responses(call: Call, body: ResponseRequest) -> object:
 
 
 async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answering, bool]:
-    """The answer, and whether tools are strict that don't say. They are if they can be."""
+    """Return the answer, and true if tools are strict that don't say. They are if they can be."""
     try:
         return await _started(call, asked), True
     except (ApiError, QueueFullError) as error:
@@ -313,7 +314,7 @@ async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answe
 
 
 async def _started(call: Call, asked: Asked) -> Answering:
-    # The end of a stream tells all of it again, so that it is kept until then.
+    # The end of a stream tells all of it again, so it is kept until then.
     copies = COPIES if call.call_log.stream else 1
     answering = await Answering.begun(call, asked, stream=False, copies=copies)
     await first_of(call, answering, answering.started())
@@ -321,12 +322,13 @@ async def _started(call: Call, asked: Asked) -> Answering:
 
 
 def _is_about_strictness(error: ApiError | QueueFullError) -> bool:
-    """The tools can't be strict, or can't now: no thread compiles their form."""
+    """Return true if the tools can't be strict, or can't be now, as no thread compiles their
+    form."""
     if isinstance(error, QueueFullError):
         return error.unit == "grammars"
     return error.status == 400 and error.param == "tools"
 
 
 def _told(tool: FunctionTool, strict: bool) -> FunctionTool:
-    """As it is treated, where it doesn't say."""
+    """Return the tool with `strict` as it is treated, if it doesn't say."""
     return tool if tool.strict is not None else msgspec.structs.replace(tool, strict=strict)

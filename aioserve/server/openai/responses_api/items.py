@@ -1,16 +1,15 @@
-"""Items of the Responses API: what goes in and what comes out, which may go in again, whole or by
-its id.
+"""Items of the Responses API, in requests and in answers. Answers may come back, whole or by id.
 
-Items and parts of other types are refused by their names. Unknown fields of those that are here are
-dropped, as clients carry back what they, or another server, added.
+Items and parts of other types are refused by name. Unknown fields of known ones are dropped:
+clients send back what they, or another server, added.
 
-`truncation: "auto"` says what stays of a conversation that is too long for the model.
+With `truncation: "auto"`, a conversation that is too long for the model is shortened.
 
     system ─ user ─┊ dropped ┊─ user ─┊ dropped ┊─ call ─ result ─ ... the newest item
 
-Items go from the beginning of the conversation on, until a message of the user begins the rest. The
-system's and the developer's messages that it begins with stay, and so does the user's last one:
-behind it items go one by one. A result goes with its call. Must not know how long items are.
+Items are dropped from the beginning on, until a message of the user begins the rest. Messages of
+system and developer at the beginning stay. The user's last message stays too: after it, items are
+dropped one by one. A result goes with its call. This module doesn't know how long items are.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ class FunctionCallOutput(_Part, frozen=True, kw_only=True, tag="function_call_ou
 
 
 class ItemReference(_Part, frozen=True, kw_only=True, tag="item_reference"):
-    """An item that is stored."""
+    """Reference to a stored item."""
 
     id: str
 
@@ -118,7 +117,7 @@ class ReasoningItem(_Part, frozen=True, kw_only=True, tag="reasoning"):
     id: str | None = None
     status: Status | None = None
     summary: list[SummaryText] = []
-    """Read where there is no content."""
+    """Summary of reasoning, read if there is no content."""
     content: list[ReasoningText] | None = None
     encrypted_content: None = None
 
@@ -138,7 +137,8 @@ def new_id(prefix: str) -> str:
 
 
 def kept(item: Item) -> Item:
-    """Itself as it is stored and listed: with an id, and a message with its text in parts."""
+    """Return the item as it is stored and listed: with an id, and a message with its text in
+    parts."""
     more: dict[str, Any] = {"status": item.status or "completed"}
     if item.id is None:
         more["id"] = new_id(_PREFIXES[type(item)])
@@ -149,7 +149,7 @@ def kept(item: Item) -> Item:
 
 
 def without_logprobs(item: Item) -> Item:
-    """Itself as another response goes on from it."""
+    """Return the item as another response continues it, without log-probabilities."""
     if not isinstance(item, Message) or isinstance(item.content, str):
         return item
     content = [
@@ -160,8 +160,8 @@ def without_logprobs(item: Item) -> Item:
 
 
 def item_of(given: dict[str, Any], place: str, unknown: UnknownFields) -> Item | ItemReference:
-    """What `given` at `place` in a body is, without `unknown` fields; a message needn't say its
-    type, nor a reference. Raises `ApiError`."""
+    """Convert `given`, at `place` in a body, to an item. Fields that aren't known go to `unknown`.
+    Messages and references may lack their type. Raises `ApiError`."""
     kind = given.get("type")
     if kind is None and "role" in given:
         given = {**given, "type": "message"}
@@ -177,7 +177,7 @@ def item_of(given: dict[str, Any], place: str, unknown: UnknownFields) -> Item |
 _KNOWN = KnownFields(
     Item,
     "message",
-    # What answers of other servers cite, weigh or have encrypted is nothing to this model.
+    # Citations, log-probabilities and encrypted text of other servers mean nothing to this model.
     unread={OutputText: ("annotations", "logprobs"), ReasoningItem: ("encrypted_content",)},
     places=dict.fromkeys(("content", "output", "summary"), "part"),
 )
@@ -185,7 +185,7 @@ _KINDS = ("message", "function_call", "function_call_output", "reasoning", "item
 
 
 def add_item(turns: Turns, item: Item, place: str) -> None:
-    """Let `item`, from `place` in a body, be part of the conversation. Raises `ApiError`."""
+    """Add `item`, from `place` in a body, to the conversation. Raises `ApiError`."""
     match item:
         case Message(role="system"):
             turns.system(_text_of(item.content), place)
@@ -219,13 +219,14 @@ def _text_of(content: str | list[InputText | OutputText | Refusal] | list[InputT
 
 
 Placed = tuple[str, Item]
-"""An item, and where in a body it stands."""
+"""Place in a body, and the item there."""
 
 
 async def shortened(
     items: Sequence[Placed], fits: Callable[[Sequence[Placed]], Awaitable[bool]]
 ) -> list[Placed]:
-    """As many of `items` as fit, which fewer do rather than more; the fewest where none do."""
+    """Return as many of `items` as fit; the fewest if that many don't. Fewer items must fit if more
+    do."""
     head = 0
     while head < len(items) and _is_from(items[head], "system", "developer"):
         head += 1
@@ -248,7 +249,7 @@ async def shortened(
 
 
 def _kept(items: Sequence[Placed], head: int, users: Sequence[int], cut: int) -> list[Placed]:
-    """`items` without those before `cut` that may go."""
+    """Return `items` without those before `cut` that may be dropped."""
     kept = list(items[:head])
     if users and users[-1] < cut:
         kept.append(items[users[-1]])

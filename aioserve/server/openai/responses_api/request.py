@@ -1,4 +1,4 @@
-"""The body of a request for a response, and what it asks of an engine."""
+"""Body of a request for a response, and the request to the engine."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ __all__ = [
 ]
 
 MAX_NAME_CHARS = MAX_TENANT_CHARS
-"""Length of names in a caller's own records: `user`, `safety_identifier`, `prompt_cache_key`. They
-come back, so one that is no tenant has a bound too."""
+"""Most characters of names in a caller's own records: `user`, `safety_identifier`,
+`prompt_cache_key`. They are returned, so each has a bound."""
 
 NAMES = {
     "max_tokens": "max_output_tokens",
@@ -86,7 +86,7 @@ NAMES = {
 }
 
 ITEM_UNITS = 2
-"""Units of work that an item takes to become a part of the conversation."""
+"""Units of work to make an item part of the conversation."""
 
 Includable = Literal[
     "code_interpreter_call.outputs",
@@ -97,20 +97,20 @@ Includable = Literal[
     "reasoning.encrypted_content",
     "web_search_call.action.sources",
 ]
-"""What there may be more of in answers: log-probabilities. Of all else there is nothing, as there
-are neither such tools nor images, and reasoning is told whole, as text that may come back."""
+"""Values of `include`. Only log-probabilities add to an answer. There are no such tools or images
+here, and reasoning is told whole, as text that may come back."""
 
 
 class ReasoningConfig(Strict, frozen=True, kw_only=True):
     hints: ClassVar[Hints] = OF_REASONING
 
     effort: Effort | None = None
-    """As far as the model's template reads one."""
+    """Effort of reasoning, if the model's template reads one."""
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """Reasoning is told whole: there is no summary of it to choose, but "auto"."""
+    """Summary of reasoning. A model that reasons takes only "auto": its reasoning is told whole."""
 
     def check(self, call: Call) -> None:
-        """Raise `ApiError` for a summary of reasoning that there may be."""
+        """Raise `ApiError` for a summary other than "auto", if the model reasons."""
         if self.summary in (None, "auto"):
             return
         if call.facts.reasons:
@@ -132,7 +132,8 @@ class FunctionTool(Strict, frozen=True, kw_only=True, tag_field="type", tag="fun
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Where it isn't said: if the schemas of all tools can be kept."""
+    """True if arguments must follow the schema. By default they must, if the schemas of all tools
+    can be kept."""
 
 
 class ResponseFunctionChoice(Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
@@ -147,7 +148,7 @@ class ResponseAllowedTool(Strict, frozen=True, kw_only=True):
 class ResponseAllowedTools(
     Strict, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"
 ):
-    """Some of the tools, which alone the model hears of."""
+    """Choice of some of the tools. The model is told of no others."""
 
     mode: Literal["auto", "required"]
     tools: list[ResponseAllowedTool]
@@ -173,7 +174,7 @@ class SchemaFormat(_Format, frozen=True, kw_only=True, tag="json_schema"):
     description: str | None = None
     schema: dict[str, Any]
     strict: bool | None = None
-    """The answer keeps to the schema either way."""
+    """Has no effect: the answer always follows the schema."""
 
 
 TextFormat = PlainFormat | ObjectFormat | SchemaFormat
@@ -182,7 +183,7 @@ TextFormat = PlainFormat | ObjectFormat | SchemaFormat
 class TextConfig(Strict, frozen=True, kw_only=True):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    """A hint that no model here is told of."""
+    """Has no effect: no model here is told of it."""
 
 
 class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
@@ -203,7 +204,7 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     metadata: dict[str, str] | None = None
-    """Comes back with the response, and scheduling policies see it."""
+    """Metadata that is returned with the response, and that scheduling policies see."""
     reasoning: ReasoningConfig | None = None
     include: list[Includable] | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -213,10 +214,10 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
     own."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    """Prompts are cached by what they say, with a key or without."""
+    """Has no effect: prompts are cached by their content."""
     stream_options: ResponseStreamOptions | None = None
     top_logprobs: int | None = None
-    """How many of the most likely tokens are told at each place of a message's text."""
+    """Number of most likely tokens listed at each place of a message's text."""
 
     def check(self, call: Call) -> None:
         super().check(call)
@@ -239,7 +240,7 @@ class ResponseRequest(AnswerFields, frozen=True, kw_only=True):
 
 
 def stored_of(call: Call, response_id: str, previous: str = "") -> Stored:
-    """Raises `ApiError`."""
+    """Return a stored response of the caller. Raises `ApiError`."""
     stored = call.app_state.responses.get(call.tenant, response_id)
     if stored is None:
         raise missing(response_id, previous)
@@ -247,7 +248,8 @@ def stored_of(call: Call, response_id: str, previous: str = "") -> Stored:
 
 
 def missing(response_id: str, previous: str = "") -> ApiError:
-    """`previous` stands before the names of field and error where the response is gone on from."""
+    """Return the error of an unknown response. If it was to be continued, `previous` stands before
+    the names of field and error."""
     return ApiError(
         404,
         f"there is no response {response_id!r:.300}",
@@ -257,7 +259,7 @@ def missing(response_id: str, previous: str = "") -> ApiError:
 
 
 async def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item]]:
-    """The items of earlier responses, and those that come with this request. Raises `ApiError`."""
+    """Return the items of earlier responses, and those of this request. Raises `ApiError`."""
     before: list[Item] = []
     if body.previous_response_id is not None:
         stored = stored_of(call, body.previous_response_id, "previous_")
@@ -276,7 +278,7 @@ async def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], lis
 
 
 async def _given_items(call: Call, given: Sequence[dict[str, Any]]) -> list[Item]:
-    """The items of a request, with stored ones in place of references. Raises `ApiError`."""
+    """Return the items of a request, with stored ones in place of references. Raises `ApiError`."""
     unknown = UnknownFields()
     must = "have at most {} parts in its items together"
     check_at_most("input", must, num_entries(given), call.settings.max_items)
@@ -299,8 +301,8 @@ async def _given_items(call: Call, given: Sequence[dict[str, Any]]) -> list[Item
 async def _referred(
     call: Call, item_id: str, place: str, found: dict[str, dict[str, tuple[Item, int]]]
 ) -> tuple[Item, int]:
-    """The stored item of that id, and its bytes as JSON. `found` has those of responses that were
-    read for others. Raises `ApiError`."""
+    """Return the stored item of that id, and its bytes as JSON. Items of responses that were read
+    for others are in `found`. Raises `ApiError`."""
     responses = call.app_state.responses
     response_id = responses.with_item(call.tenant, item_id)
     stored = None if response_id is None else responses.get(call.tenant, response_id)
@@ -321,14 +323,14 @@ async def _referred(
 
 
 class _Earlier(msgspec.Struct):
-    """A stored response, as far as another goes on from it."""
+    """Parts of a stored response that the next one needs."""
 
     status: str
     output: list[Item]
 
 
 def _check_whole(earlier: _Earlier, response_id: str) -> None:
-    """Raises `ApiError` for a response that has failed: nothing can follow it."""
+    """Raise `ApiError` for a response that has failed: nothing can follow it."""
     if earlier.status == "failed":
         raise ApiError(
             400,
@@ -341,7 +343,7 @@ def _check_whole(earlier: _Earlier, response_id: str) -> None:
 async def asked_of(
     call: Call, body: ResponseRequest, before: Sequence[Item], given: Sequence[Item]
 ) -> Asked:
-    """Raises `ApiError`."""
+    """Return the request to the engine. Raises `ApiError`."""
     plan = plan_of(call, body)
     plan = fitted(call.facts, plan)
     effort = None if body.reasoning is None else body.reasoning.effort
@@ -390,7 +392,7 @@ async def _truncated(
     plan: AnswerPlan,
     variables: dict[str, Any] | None,
 ) -> list[Placed]:
-    """All of them where they fit; otherwise as many as leave room for an answer."""
+    """Return all items if they fit, or else as many as leave room for an answer."""
     context = call.facts.limits.max_model_len
 
     async def num_tokens(some: Sequence[Placed]) -> int:

@@ -1,4 +1,4 @@
-"""A response, as it is answered and stored, and the events that write it.
+"""Response, as it is answered and stored, and the events that write it.
 
     Content ─► output_item.added ─► content_part.added ─► output_text.delta ... ─► output_text.done
                                                           ─► content_part.done ─► output_item.done
@@ -52,7 +52,7 @@ __all__ = [
 class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int = 0
-    """Nothing is written that has a price of its own."""
+    """Always 0: writing to the cache has no price of its own."""
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
@@ -112,16 +112,16 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItemWriter(PartWriter[Item]):
-    """Writes items. Events lack their sequence numbers."""
+    """Writer of items. Its events lack their sequence numbers."""
 
     def __init__(self, logprobs: GatheredLogprobs | None = None) -> None:
-        """`logprobs` where those of messages are told."""
+        """`logprobs` collects those of messages, if they are told."""
         super().__init__()
         self._logprobs = logprobs
 
     @property
     def is_within_call(self) -> bool:
-        """Whether a call is open whose arguments are no whole JSON."""
+        """True if a call is open whose arguments aren't whole JSON."""
         if not isinstance(self._open, FunctionCall):
             return False
         try:
@@ -131,8 +131,8 @@ class ItemWriter(PartWriter[Item]):
         return False
 
     def finish(self, status: Status) -> list[Event]:
-        """`status` is that of the item which is open, if one is. An answer without any text has a
-        message without any."""
+        """Return the last events. An open item gets the status `status`. An answer without any text
+        has an empty message."""
         events: list[Event] = []
         if self._open is None and not self.parts:
             events = self._begin(Content(""))

@@ -1,8 +1,8 @@
-"""Responses that were stored, for those who go on from them.
+"""Stored responses, which later requests can continue.
 
-Each tenant has its own, bounded in number and bytes: the least recently used goes first. All go
-when they are old enough. They are kept in memory as JSON, so that what they take is known and
-no caller changes them.
+Each tenant has its own, bounded in number and bytes: the least recently used is dropped first. All
+are dropped at a certain age. They are kept in memory as JSON, so that their size is known and no
+caller changes them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ __all__ = ["ResponseStore", "Stored"]
 
 
 ID_BYTES = 256
-"""Bytes that an item takes to be found by its id, beside the id itself."""
+"""Bytes to find an item by its id, besides the id itself."""
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """One response. It needs no other: a conversation goes on where one before it is gone."""
+    """One response. It needs no other: a conversation continues if an earlier response is gone."""
 
     body: bytes
-    """As it was answered."""
+    """Response in JSON, as it was answered."""
     before: bytes
-    """The items that it answered, a list, those of earlier responses included."""
+    """Items that it answered, a list in JSON, including those of earlier responses."""
     num_given: int
-    """How many of these came with its own request; they are the last."""
+    """Number of these items that came with its own request; they are the last."""
     ids: tuple[str, ...] = ()
-    """Ids of the items that came with its request, and of those that it answered with."""
+    """Ids of the items of its request and of its answer."""
 
     @property
     def num_bytes(self) -> int:
@@ -39,7 +39,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class ResponseStore:
-    """`clock` counts seconds from anywhere. For one event loop."""
+    """Responses of all tenants, for one event loop. `clock` returns seconds from any origin."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class ResponseStore:
         self._seconds = seconds
         self._clock = clock
         self._of_tenants: dict[str | None, OrderedDict[str, Stored]] = {}
-        """The least recently used first."""
+        """Responses of each tenant, the least recently used first."""
         self._bytes: dict[str | None, int] = {}
         self._of_items: dict[tuple[str | None, str], dict[str, None]] = {}
         """Ids of the responses that have an item, by the tenant and the item's id."""
         self._ends: OrderedDict[tuple[str | None, str], float] = OrderedDict()
-        """When each is forgotten; the next first."""
+        """Time when each response is dropped; the next first."""
 
     def put(self, tenant: str | None, response_id: str, stored: Stored) -> bool:
-        """Keep it; whether that is possible. One that is larger than all may be is not kept, and
-        nothing goes for it."""
+        """Store a response; return false if it is larger than all may be. In that case nothing is
+        dropped for it."""
         self._forget_old()
         self._drop(tenant, response_id)
         if not self.fits(stored.num_bytes):
@@ -79,11 +79,11 @@ class ResponseStore:
         return True
 
     def fits(self, num_bytes: int) -> bool:
-        """Whether a response of that size can be kept."""
+        """Return true if a response of that size can be stored."""
         return self._max_entries > 0 and num_bytes <= self._max_bytes
 
     def get(self, tenant: str | None, response_id: str) -> Stored | None:
-        """The tenant's; it counts as used now."""
+        """Return the tenant's response, which counts as used now; None if there is none."""
         self._forget_old()
         mine = self._of_tenants.get(tenant)
         if mine is None or response_id not in mine:
@@ -92,12 +92,12 @@ class ResponseStore:
         return mine[response_id]
 
     def with_item(self, tenant: str | None, item_id: str) -> str | None:
-        """The id of the tenant's last response that has the item."""
+        """Return the id of the tenant's last response that has the item; None if there is none."""
         self._forget_old()
         return next(reversed(self._of_items.get((tenant, item_id), {})), None)
 
     def delete(self, tenant: str | None, response_id: str) -> bool:
-        """Whether it was there."""
+        """Delete a response; return true if it was there."""
         self._forget_old()
         return self._drop(tenant, response_id)
 
