@@ -1,4 +1,4 @@
-"""Answers to unknown option names: the equivalent name here, or that there is none.
+"""Answers to unknown option names: the equivalent name here, or that there is no equivalent.
 
 A door is a constructor, a call or a command. One table (`of_engines`, `of_requests`, `of_commands`,
 `families`) has the answers, and each door spells our names its own way.

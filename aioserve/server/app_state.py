@@ -88,7 +88,7 @@ class Calls:
 
     @contextmanager
     def reading(self, call_log: CallLog) -> Iterator[anyio.CancelScope]:
-        """Let `end_oldest_body` cancel the block. The scope tells if it did."""
+        """Let `end_oldest_body` cancel the block, as the scope's `cancelled_caught` shows."""
         with anyio.CancelScope() as scope:
             self._reading[call_log] = scope
             try:
@@ -97,8 +97,8 @@ class Calls:
                 self._reading.pop(call_log, None)
 
     def end_oldest_body(self) -> bool:
-        """Cancel the wait for the body that has been arriving longest. Return false if there is
-        none. Clients that never send their bodies must not keep out others."""
+        """Cancel the wait for the body that has been arriving longest; return false if none is. A
+        client that never sends its body must not keep out others."""
         for call_log, scope in self._reading.items():
             del self._reading[call_log]
             scope.cancel()
@@ -107,7 +107,7 @@ class Calls:
 
     @contextmanager
     def ended_by_name(self, call_log: CallLog) -> Iterator[anyio.CancelScope]:
-        """Let `abort` cancel the block of a call. The scope tells if it did."""
+        """Let `abort` cancel the block of a call, as the scope's `cancelled_caught` shows."""
         with anyio.CancelScope() as scope:
             self._scopes[call_log] = scope
             try:
@@ -260,11 +260,11 @@ SEND_SECONDS = 1.0
 
 
 async def drain(app: Starlette, deadline_seconds: float | None = None) -> int:
-    """Refuse new requests, and wait until those in progress are answered.
+    """Refuse new requests, and wait until all requests in progress are answered.
 
-    The engine ends requests with an error after `deadline_seconds`; None waits without limit.
-    Returns the number of requests ended so. Clients must read their answers by then too. They get
-    at least one second more for the ends of those that the deadline has ended.
+    After `deadline_seconds`, the engine ends the rest with an error; None waits without limit.
+    Returns the number of requests that it ended. Clients must read their answers by then too. To
+    read the ends of requests that the deadline has ended, they have at least one second more.
 
     `app` is the result of `create_app`, mounted anywhere. Its server must keep running meanwhile,
     to answer new requests and `/ready` with 503. Raises as `Engine.drain` does.

@@ -1,6 +1,6 @@
 """Log message of a process that is about to run out of file descriptors.
 
-Without descriptors, the system drops new connections, and event loops may say nothing of it.
+Without free descriptors, the system drops new connections, and event loops may not report it.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ def endpoint(
     any_content_type: bool = False,
     streams: Streams | None = None,
 ) -> Callable[[Handler[B]], Endpoint[B]]:
-    """Decorate a handler as an endpoint. Its annotations give the type of what it reads and, unless
-    `answer` does, of what it answers."""
+    """Decorate a handler as an endpoint. Its annotations give the type of the body or parameters,
+    and the type of the answer unless `answer` does."""
 
     def decorated(handle: Handler[B]) -> Endpoint[B]:
         _, kind, returned = get_type_hints(handle).values()
@@ -353,7 +353,7 @@ class _Sending:
         await self._send({"type": "http.response.body", "body": event})
 
     async def _part(self, part: bytes) -> None:
-        """Send a part, and wait for a slow client, so that nothing is made ahead of its reading."""
+        """Send a part, and wait for a slow client: later parts are made only after that."""
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
 

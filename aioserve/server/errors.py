@@ -71,7 +71,7 @@ class ApiError(Exception):
 
     @property
     def is_fault(self) -> bool:
-        """True if something broke here. A full queue, a drain or a deadline is no fault."""
+        """True if something broke here, unlike a full queue, a drain or a deadline."""
         return self.status == 500
 
     @property
@@ -152,7 +152,7 @@ def _retry_after_seconds(error: Exception) -> float | None:
     if not isinstance(error, RequestRefusedError):
         return None
     seconds = 1.0 if error.retry_after_seconds is None else error.retry_after_seconds
-    if isinstance(error, QueueFullError):  # an estimate; a plugin's value is taken as it is
+    if isinstance(error, QueueFullError):  # an estimate; a plugin's value stays unchanged
         return min(seconds, MAX_QUEUE_RETRY_SECONDS)
     return seconds
 
@@ -180,7 +180,7 @@ PLACED = ("prompt", "messages", "tools")
 def as_named(
     fields: Mapping[str, str], placed: Callable[[str], tuple[str, str | None]] | None = None
 ) -> Iterator[None]:
-    """Raise errors about the engine's arguments as errors about the body's fields behind them.
+    """Raise errors about the engine's arguments as errors about the body's fields.
 
     `fields` has the field of each argument. `placed` rewrites the places in a message of the engine
     to places in the body. It also returns the place that the message is about, or None.

@@ -3,8 +3,8 @@
     {"temperature": 0, "odd": null, "tools": [{..., "cache_control": {}}]}
                               ─►  {"temperature": 0, "tools": [{...}]}
 
-Values may be large, so they are read only as far as they may contain such fields. Hints are
-counted, and named in the log.
+Values may be large, so they are read only as deep as hints may be in them. Hints are counted, and
+named in the log.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HintReader:
 
     def without_hints(self, body: bytes, kind: type) -> bytes:
         """Return the body without hints, and without nulls for optional fields. Raises `ApiError`
-        for another value of such a field, and for too many fields."""
+        for unsupported values of a hint's field, and for too many fields."""
         return msgspec.json.encode(self._value(msgspec.Raw(body.strip()), _type_info(kind), ""))
 
     def _value(self, raw: msgspec.Raw, kind: inspect.Type, place: str) -> Any:

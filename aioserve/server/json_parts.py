@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 PART_BYTES = 64 * 2**10
-"""Bytes that are sent at once, about: as many as the transport takes before it says to wait."""
+"""Bytes that are sent at once, about: as many as the transport takes before it asks to wait."""
 PART_UNITS = 64
 """Units of work to send one part."""
 ENCODED_BYTES_PER_UNIT = 1024
@@ -106,7 +106,7 @@ def inner_json(values: list[Any]) -> bytes:
 
 
 async def long_ids(ids: Sequence[int], pace: Pace) -> LongJson:
-    """Token ids, encoded once for all the places where they stand."""
+    """Token ids, encoded once for all their places."""
     pieces: list[bytes] = []
     for start in range(0, len(ids), IDS_AT_ONCE):
         some = list(ids[start : start + IDS_AT_ONCE])

@@ -30,14 +30,14 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
     """Address, TLS and timeouts of a server. Raises `ConfigError` for a value outside its range."""
 
     host: Annotated[str, name] = "127.0.0.1"
-    """Name or address to listen at. One that other machines can reach needs a key. A name is also
+    """Name or address to listen at. If other machines can reach it, a key is needed. A name is also
     one of `allowed_hosts`."""
     port: Annotated[int, integer(0, 65535)] = 8000
-    """Port to listen at. 0 takes a free one, and says which."""
+    """Port to listen at. 0 takes a free one, which is printed."""
     uds: Annotated[str | None, optional(text(1, 107))] = None
     """Path of a Unix socket to listen at, in place of host and port."""
     tls_cert_file: Annotated[str | None, optional(text(1, 4096))] = None
-    """PEM file with the certificate and those that signed it. The server then speaks HTTPS."""
+    """PEM file with the certificate and its chain of signers. The server then speaks HTTPS."""
     tls_key_file: Annotated[str | None, optional(text(1, 4096))] = None
     """PEM file with the certificate's key, if it is in another file."""
     allow_without_key: bool = False

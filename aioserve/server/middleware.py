@@ -117,7 +117,7 @@ class CallMiddleware:
         for check in self._checks:
             check.check(arrival)
         if any(char < " " for char in arrival.path):
-            # Routes also match a path with a line end behind it, which checks take for another
+            # Routes also match a path that ends with a line end, which checks take for another
             # path.
             raise ApiError(404, "there is no such path", code="not_found")
         is_full = arrival.is_call and self._calls.num_posted >= self._max_calls

@@ -1,7 +1,7 @@
 """Endpoints for operators and their machines: health, readiness, setup.
 
-`/health` is about the engine: it says if steps end. `/ready` is about requests: it says if new ones
-are accepted. A draining server is healthy and not ready.
+`/health` shows if the engine's steps make progress. `/ready` shows if new requests are accepted. A
+draining server is healthy and not ready.
 """
 
 from __future__ import annotations

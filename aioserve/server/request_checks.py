@@ -349,8 +349,7 @@ class KeyCheck:
             )
 
     def _holder(self, key: bytes) -> ApiKey | None:
-        """Key that matches; None if there is none. Compares every key, so that the time reveals
-        nothing."""
+        """Key that matches, or None. Compares every key, so that the time reveals nothing."""
         digest = digest_of(key.decode("latin-1"))
         found = None
         for known in self._keys:
@@ -362,8 +361,8 @@ class KeyCheck:
 def operators_of(keys: Sequence[ApiKey], names: Collection[str]) -> frozenset[str]:
     """Names of the operators' keys.
 
-    Without `names`, a single key is an operator's, as it can't see another's requests. Of several
-    keys, none is. Raises `ConfigError` for a name without a key.
+    Without `names`, a single key is an operator's, as it can't see another's requests. With several
+    keys there is no operator then. Raises `ConfigError` for a name without a key.
     """
     known = {key.name for key in keys}
     for name in names:

@@ -1,4 +1,4 @@
-"""Runs an app under uvicorn on bound sockets until it is told to stop, and drains it.
+"""Runs an app under uvicorn on bound sockets, and drains it at the end.
 
 Installs no signal handler: the caller sets `stop`, an event.
 """
@@ -24,8 +24,7 @@ __all__ = ["new_event_loop", "serve_app"]
 BACKLOG = 2048
 """Most connections that wait to be accepted."""
 CUT_SECONDS = 0.5
-"""Fewest seconds from the end of a drain until connections are cut, for the sending of what is
-written."""
+"""Fewest seconds from the end of a drain until connections are cut, to send what is written."""
 LEAVE_SECONDS = 5
 """Seconds that calls may take to notice that their connection was cut."""
 

@@ -148,8 +148,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     operators: Annotated[Sequence[str], sequence(text(1, 64), MAX_KEYS)] = ()
     """Names of `api_keys` whose holders are operators, up to 1024. Operators may read `/metrics`,
     `/live`, `/trace` and `/server_info`, which show the requests of all keys. They may also call
-    `/reset_prefix_cache`, `/abort_requests` and `/abort_request`. By default, a single key is an
-    operator's, and of several keys none is. Without keys, every caller may do all of this."""
+    `/reset_prefix_cache`, `/abort_requests` and `/abort_request`. By default, the holder of a
+    single key is an operator, and with several keys there is none. Without keys, every caller may
+    do all this."""
     open_paths: Annotated[Sequence[str], sequence(text(1, 256), 16)] = (
         "/health",
         "/ready",

@@ -1,7 +1,7 @@
 """Numbers of `/metrics` under vLLM's names, so that dashboards made for vLLM show this server.
 
-Each is one that the engine counts anyway. Names without a number here, like those of adapters, are
-left out: their panels stay empty, and show nothing false.
+The engine counts all of them anyway. Names without a number here, like those of adapters, are left
+out: their panels stay empty, and show nothing false.
 """
 
 from __future__ import annotations

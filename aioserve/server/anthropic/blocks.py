@@ -1,5 +1,5 @@
-"""Blocks of content in messages and in results: text, and those that mean nothing to a model
-here."""
+"""Blocks of content that are text, or that mean nothing to a model here, in messages and
+results."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ class BlockWriter(PartWriter[Block]):
         return whole, [self._event("content_block_stop")]
 
     def _parsed(self, arguments: str) -> dict[str, Any]:
-        """Parse the arguments of a call. Incomplete ones, or those that are no object, become an
-        empty object, and the stop reason is another one then."""
+        """Parse the arguments of a call. Incomplete or invalid ones become an empty object, and
+        change the stop reason."""
         try:
             return msgspec.json.decode(arguments, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):

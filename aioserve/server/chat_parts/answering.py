@@ -279,7 +279,7 @@ class Answering:
             raise ApiError(503, "the answer was ended by the server", code="draining")
 
     def _pieces_of_all(self, deltas: Sequence[ChatDelta]) -> list[Piece]:
-        """Return the pieces of all deltas, up to the second call if only one may be told."""
+        """Return the pieces of all deltas, up to the second call if only one is allowed."""
         pieces: list[Piece] = []
         for delta in deltas:
             pieces += self._pieces_of(delta)
@@ -288,8 +288,8 @@ class Answering:
         return pieces if len(pieces) < 2 else _joined(pieces)
 
     def _pieces_of(self, delta: ChatDelta) -> list[Piece]:
-        """Return reasoning, more arguments of a call, text, and new calls, in this order. A delta
-        doesn't tell the order; most models write in this one."""
+        """Return reasoning, more arguments of a call, text, and new calls, in this order. Deltas
+        lack it, and most models write in this one."""
         before: list[Piece] = [Reasoning(delta.reasoning)] if delta.reasoning else []
         begun: list[Piece] = []
         for call in delta.tool_calls:
@@ -324,7 +324,7 @@ Event = dict[str, Any]
 
 
 class PartWriter(ABC, Generic[P]):
-    """Converts the pieces of an answer to its parts, and to the events that tell of them.
+    """Converts the pieces of an answer to its parts and their events.
 
     One part is open at a time. Whole answers are written the same way, and their events are
     dropped.

@@ -48,7 +48,7 @@ class Function(Strict, frozen=True, kw_only=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """JSON schema of the arguments. Without one, there are none."""
+    """JSON schema of the arguments. Without one, the function takes no arguments."""
     strict: bool | None = None
     """True if arguments must follow the schema. They always do if the answer must be a call."""
 
@@ -89,7 +89,7 @@ class AllowedTools(Strict, frozen=True, kw_only=True):
 
 
 class AllowedToolsChoice(Strict, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """Choice of some of the tools. The model is told of no others."""
+    """Choice of some of the tools. The model sees no others."""
 
     allowed_tools: AllowedTools
 
@@ -237,10 +237,10 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments for the engine, and the way to read its completion."""
 
     form: StructuredOutput | None = None
-    """Form of the completion. If calls are read as the model writes them, it is JSON for answers
-    without calls."""
+    """Structured output of the completion. If calls are read as the model writes them, it applies
+    to answers without calls."""
     tools: list[dict[str, Any]] | None = None
-    """Tools that the model is told of."""
+    """Tools that the model sees."""
     reads_calls: bool = False
     """True if calls are read as the model writes them."""
     reads_list: bool = False
@@ -248,17 +248,16 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
     function: str | None = None
     """Name of the function whose arguments are the completion, and nothing else."""
     one_call: bool = False
-    """True if only the first call is told."""
+    """True if only the first call is returned."""
     strict: tuple[str, ...] = ()
     """Functions that the model may call, with arguments that follow their schemas."""
     required: tuple[str, ...] = ()
-    """Functions, one of which must be called."""
+    """Functions of which one must be called."""
     max_whitespace: int | None = None
-    """Content to tell. A list of calls has none: its unread rest is a call that was cut off, in a
-    form that no client asked for."""
+    """Limit on white space in these calls, as in `StructuredOutput`."""
 
     def content_of(self, content: str) -> str:
-        """Content to tell. A list of calls has none: what is left of it is a call that was cut off,
+        """Content to return. A list of calls has none: its unread rest is a call that was cut off,
         in a form that no client asked for."""
         return "" if self.reads_list else content
 
@@ -362,7 +361,7 @@ def _check_sizes(
 def _calls(
     settings: ServerSettings, tools: Sequence[Tool], choice: Choice, *, one_call: bool
 ) -> AnswerPlan | None:
-    """Plan the calls; None if the model is told of no tool."""
+    """Plan the calls; None if the model sees no tool."""
     if not tools:
         if choice not in ("none", "auto"):
             raise refuse("tool_choice", "names what must be called, and there are no tools")
@@ -416,10 +415,10 @@ def _calls_of_some(
 
 
 def _beside(calls: AnswerPlan, text: StructuredOutput, field: str) -> AnswerPlan:
-    """Return the plan of answers that are calls, or else of the form `text`.
+    """Return the plan of answers that are calls, or else have the form `text`.
 
-    If a call must be made, there is no other answer, and the form is for later turns. Raises
-    `ApiError` if the two can't go together.
+    A required call leaves no other answer, so the form then applies to later turns. Raises
+    `ApiError` if the two can't be combined.
     """
     if calls.required:
         if text.whitespace is None or calls.form is None:
@@ -464,7 +463,7 @@ def _form(wanted: ResponseFormat | None, asked: AskedForm | None) -> StructuredO
         return None if asked is None else asked.outputs.form
     if asked is not None:
         raise refuse(asked.field, "and response_format ask for a form both")
-    if wanted.type == "json_object" and wanted.schema:  # {} says nothing of the object
+    if wanted.type == "json_object" and wanted.schema:  # {} allows any object
         return StructuredOutput(json_schema=wanted.schema)
     if wanted.type == "json_object":
         return StructuredOutput(json_object=True)

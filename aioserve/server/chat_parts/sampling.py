@@ -1,10 +1,9 @@
 """Sampling parameters from the bodies of several APIs, and limits of requests.
 
 Missing parameters have the defaults of the model's makers (`Engine.default_params`). The fields of
-one request are limited by `ServerSettings`. The engine refuses what it can't do at all.
+one request are limited by `ServerSettings`, and the engine refuses what it doesn't support.
 
-Some chat templates read an effort of reasoning, and others have a switch. A template with neither
-can't be told anything.
+Some chat templates read a reasoning effort, and others have a switch. Some have neither.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def sampling_params(defaults: SamplingParams, given: Mapping[str, Any]) -> Sampl
 
 
 def _token_id(key: str) -> int | str:
-    """Return the id as an int. Text that is no id stays text, which `SamplingParams` refuses."""
+    """Return the id as an int. Any other text stays text, which `SamplingParams` refuses."""
     return int(key) if key.isascii() and key.isdigit() and len(key) < 20 else key
 
 

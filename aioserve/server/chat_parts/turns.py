@@ -1,6 +1,6 @@
 """Conversion of an API's items to the messages of `Engine.chat`.
 
-Some APIs tell a turn of the assistant in items: its reasoning, its text and its tool calls. They
+Some APIs split a turn of the assistant into items: its reasoning, its text and its tool calls. They
 become one message here. Each message remembers its place in the body, so that errors name a place
 that the client knows.
 """
@@ -52,8 +52,8 @@ class Turns:
         return self._messages
 
     def system(self, text: str, place: str) -> None:
-        """Add a system message. Those that begin the conversation are joined: many templates take
-        no second one."""
+        """Add a system message. At the beginning of a conversation they are joined, as many
+        templates take only one."""
         if len(self._messages) == 1 and self._last_is("system"):
             self._join("content", text, "\n\n")
         else:
@@ -174,8 +174,8 @@ def without_result(call_id: str, place: str) -> ApiError:
 
 
 def is_cut_off(text: str) -> bool:
-    """Return true if arguments of a call, as JSON, seem to end early. The engine keeps what is
-    there of them, and knows for certain. Takes as long as parsing them."""
+    """Return true if a call's arguments, as JSON, seem to end early. The engine, which keeps their
+    beginning, knows for certain. Takes as long as parsing them."""
     begun = text.lstrip().startswith("{")
     try:
         msgspec.json.decode(text.rstrip(_NUMBER_CHARS) if begun else "{}")

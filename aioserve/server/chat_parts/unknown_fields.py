@@ -1,8 +1,8 @@
 """Fields of messages that no API here knows: dropped, counted, and named in the log.
 
-Clients send answers back with fields that they, or another server, added. These mean nothing to a
-model, and are no reason to refuse the conversation. Fields of a request itself ask for something,
-and unknown ones are refused.
+Clients send answers back with fields that they, or another server, added. The model has no use for
+them, and the conversation is answered all the same. Unknown fields of a request itself ask for
+something, and are refused.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class UnknownFields:
         self._names: dict[str, None] = {}
 
     def drop(self, place: Place, name: str, value: object) -> None:
-        """Note a field. A null field says nothing, and isn't reported. Raises `ApiError` for too
-        many, null or not."""
+        """Count a field. A null field asks for nothing, and isn't reported. Raises `ApiError` for
+        too many, null or not."""
         if value is None:
             self._num_null += 1
         else:

@@ -139,7 +139,7 @@ class RawAnswering:
 
 
 class AnswerWriter(Writer[list[Piece]]):
-    """Writer of one answer. Calls are told whole."""
+    """Writer of one answer. A call is sent once it is whole."""
 
     kind: ClassVar[bytes] = LINES
 

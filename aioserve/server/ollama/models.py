@@ -36,7 +36,7 @@ class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
     parameter_size: str
     """Number of parameters, like 5.77M or 7.2B."""
     quantization_level: str
-    """Format of most bytes of weights, or the dtype if none are quantised."""
+    """Format of most bytes of weights, or the dtype if the weights aren't quantised."""
 
 
 class TaggedModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ __all__ = [
 LATEST = ":latest"
 """Ending that clients add to names without a tag."""
 REPEAT_LAST_N = (-1, 64)
-"""Values of `repeat_last_n` that ask for what is done anyway."""
+"""Values of `repeat_last_n` that match the engine's penalties."""
 NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 NO_LIMIT = (-1, -2)
 """Values of `num_predict` for an answer without an end, or as long as the context."""
@@ -139,7 +139,7 @@ class GenerateBody(_Body, frozen=True, kw_only=True):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    """True if the prompt is used as it is, without the model's template."""
+    """True if the prompt is used unchanged, without the model's template."""
     suffix: str | None = None
     images: list[Any] | None = None
     template: str | None = None
@@ -224,11 +224,11 @@ async def asked_of(call: Call, body: ChatBody | GenerateBody) -> Asked:
 
 
 def check_generated(call: Call, body: GenerateBody) -> bool:
-    """Return true if the prompt is used as it is, without a template.
+    """Return true if the prompt is used unchanged, without a template.
 
-    That holds if the body says so, if it gives the text after a gap, or if the model has no
-    template. Raises `ApiError` for fields that aren't supported, that the model can't use, or that
-    can't go together.
+    That holds for a raw prompt, for a gap to fill in, and for a model without a template. Raises
+    `ApiError` for fields that aren't supported, that the model can't use, or that can't go
+    together.
     """
     for field in ("images", "template", "context"):
         if getattr(body, field):

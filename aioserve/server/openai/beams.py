@@ -1,7 +1,7 @@
 """Beam search in place of samples: `use_beam_search`, as vLLM's clients ask for it.
 
-`n` is the number of beams, all of which are told, the best first. A search draws nothing, and its
-beams are known only at its end. Fields that need samples or a stream are refused by name.
+The number of beams is `n`. All of them are returned, the best first. A search draws nothing, and
+its beams are known only at its end. Fields that need samples or a stream are refused by name.
 """
 
 from __future__ import annotations

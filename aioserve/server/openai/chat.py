@@ -164,7 +164,7 @@ class ChatWriter(Writer[list[ChatDelta]]):
         self._num_top = body.top_logprobs or 0
         self._pace = call.pace
         self._arguments: list[list[str] | None] = [None] * n
-        """Arguments told so far of each choice's last call; None without a call."""
+        """Arguments sent so far of each choice's last call; None without a call."""
         self._has_ended = [False] * n
         self._first: list[ChatPiece] = [self._begun(number) for number in range(n)]
         """Pieces that go before the first batch."""
@@ -346,8 +346,8 @@ def _ended(
 ) -> Ended:
     """Return the finish reason. The `arguments` are those of the last call, if there is one.
 
-    Clients make the calls that they are told of. So the reason is another one if a stop string or
-    id has interrupted a call.
+    Clients make the calls of an answer with the reason "tool_calls". So the reason is another one
+    if a stop string or id has interrupted a call.
     """
     if arguments is None or reason is not FinishReason.STOP:
         return reason.value

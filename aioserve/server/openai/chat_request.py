@@ -104,12 +104,12 @@ def _message(message: dict[str, Any], unknown: UnknownFields, *, as_system: bool
         plain["tool_calls"] = [_tool_call(call, unknown) for call in calls]
     reasoning = plain.get("reasoning_content")
     if reasoning is not None and plain.get("reasoning") == reasoning:
-        del plain["reasoning"]  # some servers tell it by both names
+        del plain["reasoning"]  # some servers send it under both names
     if is_answer and plain.get("content") in (None, []):
         if "tool_calls" in plain:
             plain["content"] = None
         elif reasoning is not None:
-            plain["content"] = ""  # an answer that was cut off before it said more
+            plain["content"] = ""  # an answer that was cut off before its content
     return plain
 
 
@@ -252,7 +252,7 @@ class ChatRequest(ChatFields, frozen=True, kw_only=True):
         """Text that the answer begins with."""
         last = self.messages[-1] if self.echo and self.messages else {}
         content = last.get("content") if last.get("role") == "assistant" else None
-        if isinstance(content, list):  # what isn't text was refused
+        if isinstance(content, list):  # the engine has refused other parts
             return "\n".join([part["text"] for part in content if "text" in part])
         return content or ""
 

@@ -120,7 +120,7 @@ class PromptChoices:
         self._echo = ""
         """Text of the prompt, if it is wanted: all choices begin with it."""
         self._prompt_ids: Any = None
-        """Ids of the prompt in JSON, if a stream tells them."""
+        """Ids of the prompt in JSON, if a stream returns them."""
         self._choices: list[_Choice] = []
 
     async def begin(self, stream: TokenStreamLike) -> None:
@@ -193,7 +193,7 @@ class PromptChoices:
 
     @property
     def is_long(self) -> bool:
-        """True if first pieces may be long, because they tell of the prompt."""
+        """True if first pieces may be long, because they repeat the prompt."""
         return self._echoed is not None or self._prompt_ids is not None
 
     def pieces(self, batch: Batch, stream: TokenStreamLike) -> Iterator[CompletionPiece]:
@@ -225,7 +225,7 @@ class PromptChoices:
         reason: FinishReason | None,
         stream: TokenStreamLike,
     ) -> CompletionPiece | None:
-        """Return a piece; None if nothing of it can be seen."""
+        """Return a piece; None if it would be empty."""
         body = self._body
         is_first, choice.has_begun, choice.has_ended = not choice.has_begun, True, bool(reason)
         text = self._echo if is_first else ""

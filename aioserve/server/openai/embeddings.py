@@ -1,6 +1,6 @@
 """`/v1/embeddings` and `/pooling`: texts, or a conversation, as vectors.
 
-Vectors are pooled hidden states, scaled to length 1 or as they are.
+Vectors are pooled hidden states, either scaled to length 1 or unchanged.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingRequest(EmbeddingRequest, frozen=True, kw_only=True):
-    """Body of `/pooling`. By default, vectors are as they are."""
+    """Body of `/pooling`. By default, vectors aren't scaled."""
 
     task: Literal["embed"] | None = None
 
@@ -185,8 +185,8 @@ async def _encoded(
     """Return a list of the values `made` of each vector of a body, and the usage. Raises
     `ApiError`.
 
-    The function takes an index and a vector, in the format that the body asks for. Bodies that
-    don't say `normalize` use this one; None leaves it to the model's files.
+    The function takes an index and a vector, in the format that the body asks for. Bodies without
+    `normalize` use the value here; None leaves it to the model's files.
     """
     body.check(call)
     prompts = await _prompts(call, body)

@@ -68,7 +68,7 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     accepted_prediction_tokens: int | None = None
     """Draft tokens that were right, from a prediction or any other source of the drafter."""
     rejected_prediction_tokens: int | None = None
-    """Draft tokens that were wrong. Both counts are told if there were draft tokens."""
+    """Draft tokens that were wrong. Both counts are absent without draft tokens."""
 
 
 class UsageBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,13 +232,13 @@ else:
         frozen=True,
         kw_only=True,
     )
-"""Sampling parameters that are handed on as they are: nothing here looks at them."""
+"""Sampling parameters that are passed on unchanged."""
 
 
 class AnswerFields(HandedOn, frozen=True, kw_only=True):
     """Fields of every request for an answer, with the names of the OpenAI API, or else of vLLM.
 
-    None is the same as nothing. A `seed` may be negative: it is taken modulo 2**64.
+    None equals an absent field. A `seed` may be negative: it is taken modulo 2**64.
     """
 
     limits: ClassVar[Mapping[str, str]] = {"n": "max_n", "stop": "max_stops"}
@@ -318,7 +318,7 @@ class ChunkFields(AnswerFields, frozen=True, kw_only=True):
 
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    """True if the ids of prompt and answer are told."""
+    """True if the ids of prompt and answer are returned."""
     return_tokens_as_token_ids: bool | None = None
     """True if log-probabilities name each token "token_id:ID", which is unique."""
     prompt_logprobs: int | None = None

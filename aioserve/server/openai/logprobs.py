@@ -98,7 +98,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probability of each token; None for the first token of a prompt."""
     top_logprobs: list[dict[str, float] | None]
     """Most likely tokens, as many as were asked for, and the token that is there. Of tokens with
-    the same text, the likeliest is told."""
+    the same text, only the likeliest is listed."""
     text_offset: list[int]
     """Begin of each token, in characters of the text of all tokens."""
 
@@ -249,8 +249,8 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chat_logprobs(texts: TokenTexts, tokens: Iterable[Token], top: int) -> ChatLogprobs | None:
-    """Return those of `tokens`, with the `top` most likely ones at each place; None if there are
-    none."""
+    """Return the log-probabilities of `tokens`, with the `top` most likely ones at each place. None
+    if there are none."""
     written, content = texts.written, []
     for token in tokens:
         if (found := token.logprobs) is None:

@@ -1,8 +1,8 @@
 """`/score` and `/rerank`: relevance of texts to others.
 
-A reranker says it. Other models compare embeddings, by the cosine of the angle between them. The
-fields are those of vLLM, Jina and Cohere. All texts of a call are embedded at once, and repeated
-texts are embedded once.
+A reranker scores pairs of texts itself. Other models compare embeddings, by the cosine of the angle
+between them. The fields are those of vLLM, Jina and Cohere. All texts of a call are embedded at
+once, and repeated texts only once.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RerankRequest(CallFields, frozen=True, kw_only=True):
     query: str
     documents: list[str | Document]
     top_n: int | None = None
-    """Number of documents that are told; all by default, and for 0."""
+    """Number of documents to return; all by default, and for 0."""
     return_documents: bool | None = None
     """True by default."""
     pooling: Pooling | None = None

@@ -1,8 +1,8 @@
 """Endpoints that show the engine's work.
 
 `/live` sends it while it happens, as server-sent events a few times a second. Each event is a whole
-`Update`. The first event tells all that a reader must know. So does the next one after a slow
-reader has missed entries that were dropped. The server keeps only the reader's place in the log.
+`Update`. The first event has all that a reader must know. So does the next one after a slow reader
+has missed entries that were dropped. The server keeps only the reader's place in the log.
 
 `/trace` returns the kept steps in Chrome's trace format.
 """

@@ -105,8 +105,7 @@ class OpenRequest(msgspec.Struct, array_like=True):
 
 
 class EntryObserver(Observer, ABC):
-    """Observer that numbers requests and keeps those that are open. It grows only with the number
-    of open requests."""
+    """Observer that numbers requests and keeps the open ones. It grows only with their number."""
 
     def __init__(self) -> None:
         self._open: dict[int, OpenRequest] = {}

@@ -61,7 +61,7 @@ __all__ = [
 logger: logging.Logger = logging.getLogger(__name__)
 
 COPIES = 4
-"""Number of times that the last events of a stream tell all the content: as a text, a part, an item
+"""Number of times that the last events of a stream repeat the content: as a text, a part, an item
 and a response."""
 MAX_LISTED = 100
 """Most items of one list."""
@@ -186,7 +186,7 @@ class ResponseWriter(Writer[list[Piece]]):
         return self._last([], self._failed(error))
 
     def _last(self, events: list[Event], response: Response) -> bytes:
-        """Encode the last events. The very last says how the response ended."""
+        """Encode the last events, of which the final one has the status of the response."""
         event = {"type": f"response.{response.status}", "response": response}
         return self._encoded([*events, event])
 
@@ -243,8 +243,8 @@ class ResponseWriter(Writer[list[Piece]]):
         )
 
     def _stored(self, response: Response) -> Response:
-        """Store the response if it is to be, and return it. One that is too large is returned with
-        `store` false."""
+        """Store the response if its `store` is true, and return it. If it is too large, its `store`
+        becomes false."""
         if not response.store:
             return response
         before, given = self._context
@@ -302,7 +302,8 @@ async def responses(call: Call, body: ResponseRequest) -> object:
 
 
 async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answering, bool]:
-    """Return the answer, and true if tools are strict that don't say. They are if they can be."""
+    """Return the answer, and the value of `strict` for tools without one. It is true if the engine
+    can hold all tools to their schemas."""
     try:
         return await _started(call, asked), True
     except (ApiError, QueueFullError) as error:
@@ -314,7 +315,7 @@ async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answe
 
 
 async def _started(call: Call, asked: Asked) -> Answering:
-    # The end of a stream tells all of it again, so it is kept until then.
+    # The end of a stream repeats all of it, so it is kept until then.
     copies = COPIES if call.call_log.stream else 1
     answering = await Answering.begun(call, asked, stream=False, copies=copies)
     await first_of(call, answering, answering.started())
@@ -330,5 +331,5 @@ def _is_about_strictness(error: ApiError | QueueFullError) -> bool:
 
 
 def _told(tool: FunctionTool, strict: bool) -> FunctionTool:
-    """Return the tool with `strict` as it is treated, if it doesn't say."""
+    """Return the tool with its effective `strict`."""
     return tool if tool.strict is not None else msgspec.structs.replace(tool, strict=strict)

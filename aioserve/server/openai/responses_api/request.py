@@ -97,8 +97,8 @@ Includable = Literal[
     "reasoning.encrypted_content",
     "web_search_call.action.sources",
 ]
-"""Values of `include`. Only log-probabilities add to an answer. There are no such tools or images
-here, and reasoning is told whole, as text that may come back."""
+"""Values of `include`. Only log-probabilities add to an answer. The server has none of the tools
+and images behind the others, and reasoning is always returned whole, as text."""
 
 
 class ReasoningConfig(Strict, frozen=True, kw_only=True):
@@ -107,7 +107,8 @@ class ReasoningConfig(Strict, frozen=True, kw_only=True):
     effort: Effort | None = None
     """Effort of reasoning, if the model's template reads one."""
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """Summary of reasoning. A model that reasons takes only "auto": its reasoning is told whole."""
+    """Summary of reasoning. A model that reasons takes only "auto": its reasoning is returned
+    whole."""
 
     def check(self, call: Call) -> None:
         """Raise `ApiError` for a summary other than "auto", if the model reasons."""
@@ -120,7 +121,7 @@ class ReasoningConfig(Strict, frozen=True, kw_only=True):
 
 
 class ResponseStreamOptions(Strict, frozen=True, kw_only=True):
-    """Options of a stream, none of which changes it."""
+    """Options of a stream, without any effect."""
 
     hints: ClassVar[Hints] = OF_RESPONSE_OPTIONS
 
@@ -148,7 +149,7 @@ class ResponseAllowedTool(Strict, frozen=True, kw_only=True):
 class ResponseAllowedTools(
     Strict, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"
 ):
-    """Choice of some of the tools. The model is told of no others."""
+    """Choice of some of the tools. The model sees no others."""
 
     mode: Literal["auto", "required"]
     tools: list[ResponseAllowedTool]
@@ -183,7 +184,7 @@ TextFormat = PlainFormat | ObjectFormat | SchemaFormat
 class TextConfig(Strict, frozen=True, kw_only=True):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    """Has no effect: no model here is told of it."""
+    """Has no effect: no model here reads it."""
 
 
 class ResponseRequest(AnswerFields, frozen=True, kw_only=True):

@@ -115,7 +115,7 @@ class ItemWriter(PartWriter[Item]):
     """Writer of items. Its events lack their sequence numbers."""
 
     def __init__(self, logprobs: GatheredLogprobs | None = None) -> None:
-        """`logprobs` collects those of messages, if they are told."""
+        """`logprobs` collects the log-probabilities of messages, if they are wanted."""
         super().__init__()
         self._logprobs = logprobs
 

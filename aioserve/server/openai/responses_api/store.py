@@ -62,8 +62,7 @@ class ResponseStore:
         """Time when each response is dropped; the next first."""
 
     def put(self, tenant: str | None, response_id: str, stored: Stored) -> bool:
-        """Store a response; return false if it is larger than all may be. In that case nothing is
-        dropped for it."""
+        """Store a response; return false if it alone is over the limit. Others then stay."""
         self._forget_old()
         self._drop(tenant, response_id)
         if not self.fits(stored.num_bytes):
@@ -83,7 +82,7 @@ class ResponseStore:
         return self._max_entries > 0 and num_bytes <= self._max_bytes
 
     def get(self, tenant: str | None, response_id: str) -> Stored | None:
-        """Return the tenant's response, which counts as used now; None if there is none."""
+        """Return the tenant's response, and count it as used now; None if it isn't stored."""
         self._forget_old()
         mine = self._of_tenants.get(tenant)
         if mine is None or response_id not in mine:
@@ -92,7 +91,7 @@ class ResponseStore:
         return mine[response_id]
 
     def with_item(self, tenant: str | None, item_id: str) -> str | None:
-        """Return the id of the tenant's last response that has the item; None if there is none."""
+        """Return the id of the tenant's last response with this item, or None."""
         self._forget_old()
         return next(reversed(self._of_items.get((tenant, item_id), {})), None)
 
