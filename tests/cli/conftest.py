@@ -1,4 +1,4 @@
-"""The `aioserve` command, in a process of its own or in this one, and a tiny model for it."""
+"""The `aioserve` command, in its own process or in this one, and a tiny model for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def aioserve_anew() -> Run:
-    """Run the command to its end, from the start of Python on."""
+    """Run the command to its end, with a new Python."""
 
     def run(
         *arguments: object, stdin: str = "", **environment: str
@@ -60,7 +60,7 @@ def aioserve_anew() -> Run:
 
 @pytest.fixture
 def aioserve(forking: Forks) -> Run:
-    """Run the command to its end in a process of its own that has torch already."""
+    """Run the command to its end in its own process, which has imported torch already."""
 
     def run(
         *arguments: object, stdin: str = "", **environment: str
@@ -77,8 +77,11 @@ def aioserve(forking: Forks) -> Run:
 
 @pytest.fixture
 def aioserve_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The same in this process, which spares the import of torch. Other tests may have imported
-    pydantic, with which cyclopts checks values where it finds it; the command imports none."""
+    """Run the command in this process, which saves the import of torch.
+
+    Other tests may have imported pydantic. Then cyclopts checks values with it; the command itself
+    doesn't import it.
+    """
     monkeypatch.delitem(sys.modules, "pydantic", raising=False)
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:

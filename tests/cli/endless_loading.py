@@ -1,5 +1,7 @@
-"""`python -m tests.cli.endless_loading VERB ...`: the `aioserve` command, which reads the weights
-of its model for ever."""
+"""`python -m tests.cli.endless_loading VERB ...`: the `aioserve` command with endless loading.
+
+It never finishes reading the weights of its model.
+"""
 
 from __future__ import annotations
 

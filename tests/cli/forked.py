@@ -1,12 +1,12 @@
-"""The `aioserve` command in processes that have torch already: forks of one that imported it.
+"""The `aioserve` command in processes that have imported torch already: forks of one process.
 
     python -m tests.cli.forked SOCKET [MODULE ...]
 
-imports the modules, and forks for each connection to SOCKET, of which the first message is the
-command as JSON, with its stdin, stdout and stderr. The fork runs the command and ends as it does;
-the answer is the exit code. What is imported when a command begins, or how it starts, needs a
-process of its own. A fork may run another module or a script, and have directories of packages
-besides those of the process. Its streams may be closed, or a terminal of its own.
+This process imports the modules, and forks for each connection to SOCKET. The first message of a
+connection is the command as JSON, with its stdin, stdout and stderr. The fork runs the command and
+exits like it; the answer is the exit code. Tests of imports and of starting need a new process
+instead. A fork may run another module or a script, and have more directories of packages. Its
+streams may be closed, or one terminal of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STREAMS = (0, 1, 2)
 
 
 class Forked:
-    """A process that was forked. `connection` tells how it ended."""
+    """Forked process. Its exit code comes over `connection`."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -46,13 +46,13 @@ class Forked:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, or the negative number of its signal; None while it runs."""
+        """Return its exit code, or the negative number of its signal; None while it runs."""
         if self._code is None and select.select([self._connection], [], [], 0)[0]:
             return self.wait(None)
         return self._code
 
     def wait(self, seconds: float | None) -> int:
-        """Wait for its end; return what `poll` does. Raises `subprocess.TimeoutExpired`."""
+        """Wait for its end; return the same as `poll`. Raises `subprocess.TimeoutExpired`."""
         if self._code is None:
             self._connection.settimeout(seconds)
             try:
@@ -64,18 +64,18 @@ class Forked:
         return self._code
 
     def send_signal(self, signum: int) -> None:
-        """Nothing where it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, signum)
 
     def kill(self) -> None:
-        """End it, and wait for that."""
+        """Kill it, and wait for its end."""
         self.send_signal(signal.SIGKILL)
         self.wait(None)
 
 
 class Forks:
-    """Asks the process that forks."""
+    """Client of the process that forks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -89,7 +89,7 @@ class Forks:
         seconds: float,
         program: str | Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """One command to its end, as `begin` has it."""
+        """Run one command to its end. For the parameters, see `begin`."""
         done = self.run_bytes(
             words, given=stdin.encode(), environment=environment, seconds=seconds, program=program
         )
@@ -107,8 +107,8 @@ class Forks:
         streams: Mapping[int, int] | None = None,
         closed: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[bytes]:
-        """One command to its end. `streams` are descriptors in the place of files that hold what is
-        `given` and said."""
+        """Run one command to its end. `streams` are descriptors, in place of files for `given` and
+        for the output."""
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(tempfile.TemporaryFile()) for _ in STREAMS]
             files[0].write(given)
@@ -144,8 +144,8 @@ class Forks:
         """Begin a command, or a `program` with these words, with descriptors for its stdin, stdout
         and stderr. A program is a module's name or a script's path.
 
-        `sites` are directories of packages behind those that the process has. `closed` are streams
-        that it finds closed. With `terminal` the descriptors are one, which controls it.
+        `sites` are more directories of packages. `closed` are streams that are closed in the fork.
+        With `terminal`, the descriptors are one terminal, which controls the fork.
         """
         asked = {"words": list(words), "environment": dict(environment), "folder": os.getcwd()}
         asked |= {"sites": [os.fspath(place) for place in sites]}
@@ -166,14 +166,17 @@ def forks(
     imported: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Forks]:
-    """Starts a process of `python` that forks, with modules that its forks have `imported`, and
-    ends it. Its socket is in `folder`. None: it begins with the environment of this process."""
+    """Start a process of `python` that forks, and end it after the block.
+
+    The forks have `imported` these modules. The socket is in `folder`. The process has this
+    process's environment by default.
+    """
     path = folder / "forks"
     with subprocess.Popen(
         [python, "-m", "tests.cli.forked", str(path), *imported],
         cwd=Path(__file__).parents[2],
         env=environment,
-        stdin=subprocess.PIPE,  # it ends where this process does, however that comes
+        stdin=subprocess.PIPE,  # it ends when this process does, for any reason
     ) as process:
         try:
             block_until(lambda: path.exists() or process.poll() is not None)
@@ -184,8 +187,8 @@ def forks(
 
 
 def _serve(path: str, *imported: str) -> dict[str, Any]:
-    """Returns in each fork what was asked, with the command's words, streams, environment, folder
-    and packages in place."""
+    """Return in each fork, with the request. The fork then has the command's words, streams,
+    environment, folder and packages."""
     import torch  # noqa: F401
 
     import aioserve.cli  # noqa: F401
@@ -241,7 +244,7 @@ def _serve(path: str, *imported: str) -> dict[str, Any]:
 
 
 def _settle_streams(closed: Sequence[int], terminal: bool) -> None:
-    """Makes of the streams what Python makes of them when it starts."""
+    """Set up the streams like Python does when it starts."""
     if terminal:
         os.login_tty(os.dup(0))
     for descriptor in closed:
@@ -253,7 +256,7 @@ def _settle_streams(closed: Sequence[int], terminal: bool) -> None:
 
 
 def _like(stream: io.TextIOWrapper, descriptor: int) -> io.TextIOWrapper:
-    """A text stream as that one. It asks the descriptor anew what it leads to."""
+    """Text stream like `stream`, for a descriptor that may lead elsewhere by now."""
     return io.TextIOWrapper(
         open(descriptor, "rb" if descriptor == 0 else "wb", closefd=False),
         encoding=stream.encoding,

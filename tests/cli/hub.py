@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub on 127.0.0.1, with the routes that a download uses."""
+"""Stand-in for the Hugging Face hub on 127.0.0.1, with the routes of a download."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Repository:
-    """Files by their names; `status` and `error_code` are the answer in their place, to everything
-    or, with `files_alone`, to files alone. `hold`: its weights come when it is set."""
+    """Repository with files by name.
+
+    With `status` and `error_code`, requests get that answer instead: all of them, or with
+    `files_alone` only those for files. With `hold`, the weights are sent once it is set.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class Repository:
 
 
 class Hub:
-    """Serves repositories as a context manager; `asked` are the paths that clients asked for."""
+    """Context manager that serves repositories. `asked` has the requested paths."""
 
     def __init__(self, repositories: dict[str, Repository]) -> None:
         self.repositories = repositories

@@ -1,5 +1,7 @@
-"""`python -m tests.cli.on_host_device VERB ...`: the `aioserve` command on a device that is the
-host, through all that a GPU goes through."""
+"""`python -m tests.cli.on_host_device VERB ...`: the `aioserve` command with the host as its GPU.
+
+The device goes through all that a real GPU goes through.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,6 @@ if __name__ == "__main__":
 
     with pytest.MonkeyPatch.context() as patch:
         cuda_is_the_host(patch)
-        # The largest step of the default options would be interpreted for minutes.
+        # The largest step of the default options would take minutes in the interpreter.
         patch.setattr("aioserve.execution.loading.cuda.measure_step", lambda *_, **__: 1 << 20)
         main()

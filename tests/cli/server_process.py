@@ -1,4 +1,4 @@
-"""`aioserve serve` in a process of its own, on a free port of 127.0.0.1."""
+"""`aioserve serve` in its own process, on a free port of 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["ServerProcess"]
 
 
 class ServerProcess:
-    """Use as a context manager: it has ended behind it, whatever happens. Without `forks` it begins
-    with the start of Python."""
+    """Context manager for a server, which has ended after the block in any case. Without `forks`, a
+    new Python starts."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class ServerProcess:
         module: str = "aioserve",
         **environment: str,
     ) -> None:
-        """`module`: another one that is run with the arguments in its place."""
+        """`module` is run with the arguments, in place of `aioserve`."""
         port = () if "--uds" in arguments else ("--port", "0")
         words = ["serve", *port, *map(str, arguments)]
         reading, writing = os.pipe()
@@ -36,7 +36,7 @@ class ServerProcess:
         self._process = _begun(module, words, writing, os.environ | environment, forks)
         os.close(writing)
         self.errors = ""
-        """What stderr said so far."""
+        """Text on stderr so far."""
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
 
@@ -59,7 +59,7 @@ class ServerProcess:
             self.errors += line
 
     def expect(self, pattern: str) -> re.Match[str]:
-        """Until stderr has said that."""
+        """Wait until stderr matches `pattern`, and return the match."""
 
         def said() -> re.Match[str] | None:
             ended = self._process.poll() is not None and not self._reading.is_alive()
@@ -71,7 +71,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Once it is ready."""
+        """URL of the server. Waits until it is ready."""
         return self.expect(r"served at (\S+?);?[ \n]")[1]
 
     def send(self, signum: signal.Signals) -> None:

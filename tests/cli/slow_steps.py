@@ -1,5 +1,8 @@
-"""`python -m tests.cli.slow_steps VERB ...`: the `aioserve` command, whose steps take long while a
-file is there, which the environment names. So an answer doesn't end before a test lets it."""
+"""`python -m tests.cli.slow_steps VERB ...`: the `aioserve` command with slow steps.
+
+Steps are slow while the file in an environment variable exists. So an answer doesn't end before a
+test lets it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 SLOW_FILE = "SLOW_STEPS_FILE"
-"""The variable with its name."""
+"""Environment variable with the path of the file."""
 SLOW_SECONDS = 0.2
 
 if __name__ == "__main__":

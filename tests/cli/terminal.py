@@ -1,4 +1,4 @@
-"""A command under a pseudo-terminal of its own, so that Ctrl-C is the real one."""
+"""Command under its own pseudo-terminal, so that Ctrl-C is a real one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ CTRL_D = "\x04"
 
 
 class Terminal:
-    """`aioserve` with its stdin, stdout and stderr on one terminal; use as a context manager.
-    `module`: another one that is run with the arguments in its place. Without `forks` it begins
-    with the start of Python."""
+    """Context manager for `aioserve` with stdin, stdout and stderr on one terminal.
+
+    `module` is run with the arguments, in place of `aioserve`. Without `forks`, a new Python
+    starts.
+    """
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class Terminal:
         if forks is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
-                # A session with this terminal as its own: the kernel turns Ctrl-C into SIGINT.
+                # A session with this terminal: the kernel turns Ctrl-C into SIGINT.
                 preexec_fn=lambda: os.login_tty(slave),
                 close_fds=True,
                 env=environment,
@@ -65,7 +67,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def expect(self, pattern: str) -> str:
-        """Wait until `pattern` shows up after the last match; returns what it matched."""
+        """Wait for a match of `pattern` after the last one, and return its text."""
         while True:
             found = re.compile(pattern).search(self.seen, self._searched)
             if found:

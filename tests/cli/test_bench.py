@@ -1,4 +1,4 @@
-"""`aioserve bench` runs the load that it was told to, and its numbers belong together."""
+"""`aioserve bench` runs the requested load, and its numbers are consistent."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_throughput_prints_json_alone(aioserve_here: Run, tiny_model: Path) -> N
     stats = result["stats"]
     assert stats["pages_held_at_end"] == 0 < stats["pages_total"]
     assert stats["steps"] >= 5
-    # The first of six computes the 8 tokens that all share.
+    # The first of six requests computes the 8 shared tokens.
     assert (stats["tokens_prefilled"], stats["tokens_cached"]) == (80, 40)
-    lag = result["loop_lag_milliseconds"]  # none of a run that took less than a tick
+    lag = result["loop_lag_milliseconds"]  # none if the run took less than a tick
     assert lag["max"] >= lag["p99"] >= 0 if lag else not clock_counts()
     assert {"isa", "threads", "dtype"} <= result["machine"].keys()
     host = result["host"]
@@ -140,7 +140,7 @@ def test_an_answer_that_the_model_cannot_hold_is_refused(
 def test_what_no_request_has_is_no_zero(aioserve_here: Run, tiny_model: Path) -> None:
     arguments = ("bench", "latency", tiny_model, *SMALL, "--output-len", 1)
     words = [*map(str, arguments)]
-    del words[words.index("--output-len") : words.index("--output-len") + 2]  # the one of SMALL
+    del words[words.index("--output-len") : words.index("--output-len") + 2]  # SMALL has one
     result = json.loads(aioserve_here(*words, "--json", "-").stdout)
     assert result["latency_milliseconds"]["tpot"] is None
     assert result["latency_milliseconds"]["longest_gap"] is None
@@ -239,7 +239,7 @@ async def test_the_ticker_sees_a_blocked_loop(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("aioserve.cli._load.time", clock)
     async with LoopLag() as lag:
         await until(lambda: lag.samples)
-        now[0] += 0.08  # while a callback computes, say
+        now[0] += 0.08  # while a callback computes, for example
         num_ticks = len(lag.samples)
         await until(lambda: len(lag.samples) > num_ticks)
     assert max(lag.samples) == pytest.approx(0.08 - TICK_SECONDS)

@@ -1,4 +1,4 @@
-"""`aioserve bench serve` against our own server, in a process of its own."""
+"""`aioserve bench serve` against our own server, in its own process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_json_counts_what_the_server_counted(url: str, aioserve_here: Run) -> No
 def test_the_same_seed_sends_the_same_prompts(url: str, aioserve_here: Run) -> None:
     first = measured(aioserve_here, url, *LOAD, "--seed", 11, "--concurrency", 1)
     again = measured(aioserve_here, url, *LOAD, "--seed", 11, "--concurrency", 1)
-    # A whole page of the prompts is shared, and the second time all of them are in the cache.
+    # The prompts share a whole page, and the second time all of them are cached.
     assert first["metrics"]["cached_tokens"] >= 5 * 16
     assert again["metrics"]["cached_tokens"] >= 6 * 16
     assert again["metrics"]["cached_tokens"] > first["metrics"]["cached_tokens"]
@@ -93,7 +93,7 @@ def test_a_table_shows_times_rates_and_the_generator(
     assert KEY not in done.stdout
     result = json.loads(files["result.json"].read_text())
     assert result["metrics"]["goodput"]["requests"] == 0
-    held = result["metrics"]["generator"]["held_seconds"]  # none where there was always room
+    held = result["metrics"]["generator"]["held_seconds"]  # none if there was always room
     assert ("held for room by p99" in done.stdout) == (held is not None)
     page = files["page.html"].read_text()
     assert "aioserve bench serve" in page
@@ -201,7 +201,7 @@ def test_ctrl_c_prints_what_was_measured(url: str, tmp_path: Path) -> None:
 
 
 def _wait_for_requests(url: str, at_least: int = 5) -> None:
-    """Until the server has answered so many more."""
+    """Wait until the server has answered this many more requests."""
     before = _answered(url)
     block_until(lambda: _answered(url) >= before + at_least)
 

@@ -1,4 +1,4 @@
-"""`aioserve calibrate` writes a table that `aioserve simulate` reads."""
+"""`aioserve calibrate` writes a table for `aioserve simulate`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_model_is_measured_and_its_table_simulated(
 ) -> None:
     path = tmp_path / "table.json"
     done = aioserve("calibrate", tiny_model, "-o", path, *SMALL)
-    # Where other work holds up the machine, the table is as poor as it says, and written.
+    # If other work slows the machine, the table is written, and is as poor as it says.
     assert done.returncode == (1 if "far off" in done.stderr else 0), done.stderr
     assert "random mixes are told with an error of" in done.stdout
     table = json.loads(path.read_text())
@@ -39,7 +39,7 @@ def test_a_model_is_measured_and_its_table_simulated(
     kv = table["kv"]
     assert kv["max_model_len"] <= kv["num_pages"] * kv["page_size"]
     assert kv["bytes_per_token"] > 0
-    # Two sequences come near to the end of the model's context.
+    # Two sequences come close to the end of the model's context.
     assert table["max_context_tokens"] > 1.5 * kv["max_model_len"]
     assert table["max_attended_pairs"] > 64 * kv["max_model_len"] / 2
     measured = table["measured"]

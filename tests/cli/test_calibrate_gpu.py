@@ -1,6 +1,6 @@
-"""`aioserve calibrate` with an engine on a GPU: a fake one, which works in real time.
+"""`aioserve calibrate` with an engine on a fake GPU, which works in real time.
 
-Its graphs take 2 ms and each of the three kernels of an eager step 4.
+Its graphs take 2 ms. Each of the three kernels of an eager step takes 4 ms.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SECONDS = {"a graph": 0.002, "tokens": 0.004, "keys and values": 0.004, "samples
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    """What every model is loaded on."""
+    """Device of every model that is loaded."""
 
     async def load(model: str, config: EngineConfig, *, num_slots: int, **listeners: Any):
         assert config.device == "cuda"
@@ -96,7 +96,7 @@ def test_a_table_of_a_gpu_has_a_leap_where_steps_are_no_graphs_any_more(
     path = tmp_path / "table.json"
     sizes = ("--max-num-seqs", 2, "--max-num-batched-tokens", 64)
     done = aioserve_here("calibrate", "fake", "--device", "cuda", "-o", path, *sizes)
-    # Where other work holds up the machine, the table is as poor as it says, and written.
+    # If other work slows the machine, the table is written, and is as poor as it says.
     assert done.returncode == (1 if "far off" in done.stderr else 0), done.stderr
     assert "steps of fake, float16, a fake card\n" in done.stdout
     table = json.loads(path.read_text())
@@ -105,12 +105,12 @@ def test_a_table_of_a_gpu_has_a_leap_where_steps_are_no_graphs_any_more(
     graphs, eager = table["seconds"][0], table["seconds"][1]
     if clock_counts():
         assert 0.002 <= graphs[1] < eager[0]
-        assert eager[0] >= 0.012 / 2  # half, since the sum of all steps decides how high a table is
+        assert eager[0] >= 0.012 / 2  # half: the sum of all steps decides the level of a table
         assert eager[0] > 2 * graphs[1]
     measured = table["measured"]
     assert (measured["device"], measured["card"]) == ("cuda:1", "a fake card")
-    # The first request, a pass that compiles, and twice a pass that counts, lone requests, and one
-    # held out.
+    # The first request and a pass that compiles. Then, twice: a pass that counts, lone requests,
+    # and a pass that is held out.
     _, compiling, *passes = taken
     assert compiling > 0
     assert measured["steps"] == passes[0] + passes[3]

@@ -1,5 +1,7 @@
-"""What `aioserve calibrate` measures covers what a step may hold, and a machine that does something
-else meanwhile is noticed."""
+"""Range of `aioserve calibrate`, and other work on the machine.
+
+Measured steps cover all steps that an engine may run. Other work meanwhile is noticed.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,15 @@ def test_a_grid_covers_a_step_from_one_end_to_the_other(
         assert 0 <= context < length
         assert batch * context <= max(most_context, batch)
     assert {batch for batch, _ in grid.rounds} == set(grid.decode_batch)
-    # The smallest batch and the largest come as far as they are let.
+    # The smallest and the largest batch reach as far as they may.
     for batch in (1, seqs):
         longest = max(context for b, context in grid.rounds if b == batch)
         assert longest >= min(length // 2, most_context // batch)
 
 
 def test_steps_of_the_whole_range_are_measured() -> None:
-    """Up to all tokens of a step where no prompt is as long, all seats, and all of the context."""
+    """Measure up to all tokens of a step, all sequences, and the whole context. No prompt is that
+    long."""
     loads: list[StepLoad] = []
 
     def seconds(plan: StepPlan) -> float:
@@ -80,7 +83,7 @@ def test_steps_of_the_whole_range_are_measured() -> None:
     assert {load.decode_batch for load in loads} >= set(range(seqs + 1))
     assert max(load.context_tokens for load in loads) > 0.9 * seqs * length
     mixed = [load for load in loads if load.decode_batch >= seqs]
-    # Beside all who decode, what is left of the step.
+    # All sequences decode, and prompts get the rest of the step.
     assert max(load.prefill_tokens for load in mixed) == tokens - seqs
     for size in grid.prefill_tokens[1:-1]:
         assert {load.decode_batch for load in loads if load.prefill_tokens == size} >= {0, 1, seqs}
@@ -114,18 +117,18 @@ def test_what_others_take_of_the_processors_is_seen_and_what_we_take_is_not(
     monkeypatch.setattr("aioserve.cli._busy.time", clock)
 
     def write(user: int, steal: int) -> None:
-        # Processors beyond those that there are count for nobody.
+        # Processors that don't exist count for nobody.
         lines = [f"cpu{n} {user} 0 0 1000 0 0 0 {steal} 0 0" for n in (*range(64), 5000)]
         stat.write_text("\n".join(["cpu  1 1 1 1 1 1 1 1 1 1", *lines, "intr 1"]))
 
     write(0, 0)
     watch = MachineWatch(stat)
     now[0] = 1000.0
-    # In ticks of a hundredth: half of each processor, and a tenth stolen.
+    # Ticks of a hundredth of a second: half of each processor is used, and a tenth stolen.
     write(50_000, 10_000)
     busy = watch.busy()
     assert busy.stolen == pytest.approx(0.1)
-    assert busy.others == pytest.approx(0.5, abs=0.01)  # and hardly anything is ours
+    assert busy.others == pytest.approx(0.5, abs=0.01)  # and hardly any of it is ours
     missing = MachineWatch(tmp_path / "no-such-file").busy()
     assert (missing.others, missing.stolen) == (None, None)
 
@@ -136,7 +139,7 @@ def test_another_program_on_all_processors_is_noticed() -> None:
     burn = [sys.executable, "-c", "while True: pass"]
     programs = [subprocess.Popen(burn) for _ in range(watch.num_processors)]
     try:
-        # Still running when we look: what has ended is our child's, and counts as ours.
+        # They must still run: ended programs were our children, and count as ours.
         block_until(lambda: (watch.busy().others or 0.0) > 0.1)
     finally:
         for program in programs:

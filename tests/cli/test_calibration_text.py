@@ -1,4 +1,4 @@
-"""The text that `aioserve quantize` calibrates on: what is taken of it, and what is refused."""
+"""Text for the calibration of `aioserve quantize`: the part that is used, and refusals."""
 
 from __future__ import annotations
 

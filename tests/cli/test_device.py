@@ -1,4 +1,4 @@
-"""Where the model runs: the options of all verbs that open an engine, and what a start shows."""
+"""Device of the model: options of all verbs that open an engine, and messages at the start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is
 
 @pytest.fixture
 def entered(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
-    """What engines were to run with; they end as they are entered."""
+    """Configs of engines that were entered; entering raises."""
     configs: list[EngineConfig] = []
 
     async def enter(engine: Engine) -> None:

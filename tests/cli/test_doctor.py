@@ -1,4 +1,4 @@
-"""`aioserve doctor` tells what is there and survives what is not."""
+"""`aioserve doctor` reports what is installed, and survives what is missing."""
 
 from __future__ import annotations
 

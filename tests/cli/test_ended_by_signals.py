@@ -1,4 +1,4 @@
-"""What a signal that ends the command leaves behind: nothing of its own."""
+"""Remains of a command that a signal has ended: it leaves none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Waiting(SchedulingPolicy):
 
 
 def ended(verb: str, folder: Path, how: signal.Signals) -> tuple[int, bytes]:
-    """Exit code and stderr of one that is ended while a policy is asked."""
+    """End a command with a signal while it asks a policy; return its exit code and stderr."""
     notes = folder / "notes"
     policy = folder / "waiting.py"
     policy.write_text(WAITING.format(notes=str(notes)))

@@ -1,6 +1,4 @@
-"""`aioserve evaluate` gives transformers' own perplexity and divergence, and refuses what it can't
-measure.
-"""
+"""`aioserve evaluate` gives transformers' perplexity and divergence, and refuses the rest."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def other_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same shape and tokenizer with other weights."""
+    """Model with the same shape and tokenizer, and other weights."""
     config = json.loads((tiny_model / "config.json").read_text())
     directory = tmp_path_factory.mktemp("models") / "other"
     return write_random_model(directory, config, dtype="float32", seed=1)
@@ -51,7 +49,7 @@ def bos_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def transformers_rows(model: Path, ids: list[int]) -> torch.Tensor:
-    """Log-probabilities of the next token behind each of `ids`, float64 `[ids, V]`."""
+    """Log-probabilities of the token after each of `ids`, float64 `[ids, V]`."""
     from transformers import AutoModelForCausalLM
 
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -67,8 +65,8 @@ def ids_of(model: Path, text: str = TEXT) -> list[int]:
 def guided_rows(
     model: Path, ids: list[int], context: int, stride: int, before: list[int]
 ) -> tuple[torch.Tensor, list[int]]:
-    """Rows that tell of each scored token, and these tokens, in windows as the guide of
-    transformers to perplexity has them."""
+    """Rows for each scored token, and these tokens. The windows are those of transformers' guide to
+    perplexity."""
     rows, targets, scored = [], [], 0 if before else 1
     size = context - len(before)
     for begin in range(0, len(ids), stride):
@@ -287,7 +285,7 @@ def test_options_that_make_no_sense_are_refused(
 
 
 def rewritten(model: Path, directory: Path, change: Any) -> Path:
-    """A copy of a model with another tokenizer."""
+    """Copy of a model with another tokenizer."""
     shutil.copytree(model, directory)
     file = directory / "tokenizer.json"
     contents = json.loads(file.read_text())

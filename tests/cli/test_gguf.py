@@ -1,4 +1,4 @@
-"""A GGUF file is named as a directory is."""
+"""GGUF files are named like directories."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_doctor_and_plan_know_what_is_in_a_file(
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """A file as "Q4_K_M" has it: several formats."""
+    """File in the formats of "Q4_K_M", which are several."""
     shape = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
     directory = write_random_model(tmp_path / "wide", CONFIGS["llama"] | shape, dtype="float32")

@@ -1,4 +1,4 @@
-"""What is there when a server or a measurement begins, the collector of garbage leaves alone."""
+"""Objects from before a server or a measurement begins are left out of garbage collection."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ LEFT_ALONE = [True, False]
 
 @pytest.fixture
 def noting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A policy that notes for each call whether anything is frozen, and whether the collector sees
-    torch, which is there once an engine has started."""
+    """Policy that notes two facts at each call: if anything is frozen, and if the collector sees
+    torch. Torch is imported once an engine has started."""
     (tmp_path / "noting.py").write_text(NOTING)
     monkeypatch.chdir(tmp_path)
     return "noting.py:Noting"

@@ -1,4 +1,4 @@
-"""Help answers, and fast. (That it imports nothing heavy is held by tests/test_cli_help.py.)"""
+"""Help answers quickly. Its imports are checked in tests/test_cli_help.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_help_lists_every_verb(aioserve: Run) -> None:
 
 
 def test_help_takes_less_than_two_seconds_of_processor_time(aioserve_anew: Run) -> None:
-    # Processor time and not the clock, because the machine may be busy with something else.
+    # Processor time, as the machine may be busy with something else.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     aioserve_anew("--help")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

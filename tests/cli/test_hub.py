@@ -1,4 +1,4 @@
-"""Commands that name a model of the Hugging Face hub: a stand-in of it, on 127.0.0.1."""
+"""Commands with a model of the Hugging Face hub, from a stand-in on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CARD = {"README.md": b"# a model\n", "onnx/model.json": b"{}", "model.gguf": b"G
 
 @pytest.fixture
 def files(tiny_model: Path) -> dict[str, bytes]:
-    """A repository with a model, and with files that no engine reads."""
+    """Repository with a model, and with files that no engine reads."""
     own = {file.name: file.read_bytes() for file in tiny_model.iterdir()}
     return own | CARD | {"consolidated.safetensors": b"another copy"}
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, for commands that run in processes of their own; no hub but the stand-in."""
+    """Empty cache, for commands in their own processes, with the stand-in as their only hub."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
@@ -40,7 +40,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def snapshot(cache: Path, hub_id: str) -> set[str]:
-    """The names of the files that the cache has."""
+    """Names of the files in the cache."""
     (folder,) = (cache / f"models--{hub_id.replace('/', '--')}" / "snapshots").iterdir()
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
 
@@ -213,7 +213,7 @@ def test_a_directory_that_looks_like_an_id_is_not_asked_for(
 
 
 def watched(hub: Hub, forks: Forks) -> Terminal:
-    os.environ["HF_ENDPOINT"] = hub.url  # which the fixture `cache` sets back
+    os.environ["HF_ENDPOINT"] = hub.url  # reset by the fixture `cache`
     return Terminal("run", "made-up/tiny", "x", "--max-tokens", "2", forks=forks, term="xterm")
 
 
@@ -227,7 +227,7 @@ def test_a_bar_shows_how_far_a_download_is(
         watched(hub, forking) as terminal,
     ):
         terminal.expect(r"downloading made-up/tiny")
-        terminal.expect(r"[1-9][\d.]*/[\d.]+ kB")  # some of it is here, the weights aren't
+        terminal.expect(r"[1-9][\d.]*/[\d.]+ kB")  # a part is here, without the weights
         hold.set()
         terminal.expect("output token")
         assert terminal.exit_code() == 0

@@ -1,4 +1,4 @@
-"""Repositories of the hub that hold models in GGUF: one of them is downloaded, and found again."""
+"""Repositories of the hub with models in GGUF: one file is downloaded, and found again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Ctrl-C while the command still imports what it is made of: never a traceback.
+"""Ctrl-C while the command still imports its modules: there is never a traceback.
 
-When the signal comes is told in modules that have been imported, which Python counts on stderr, and
-not in milliseconds: a busy machine changes nothing.
+The signal comes after a number of imported modules, which Python reports on stderr. Milliseconds
+would depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ import pytest
 SCRIPT = str(Path(sysconfig.get_path("scripts")) / "aioserve")
 VERBS = [["--help"], ["plugins"], ["simulate", "--synthetic", "bursts", "--num-requests", "9"]]
 IMPORTS = 700
-"""About as many as each of them has."""
+"""Number of modules that each of them imports, about."""
 IGNORING = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
 
 
 def interrupted(command: list[str], num_imports: int) -> tuple[int, bytes, str]:
-    """Exit code, stdout and stderr of a command that runs SCRIPT, and gets SIGINT when it has
-    imported `num_imports` modules more than the one that it begins with. Lines about imports are
-    left out of stderr. A command that ends earlier gets no signal."""
+    """Run a command, which runs SCRIPT, and send SIGINT after `num_imports` more imported modules.
+
+    Returns its exit code, stdout and stderr, without the lines about imports. A command that ends
+    earlier gets no signal.
+    """
     with subprocess.Popen(
         command,
         env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"},
@@ -63,7 +65,7 @@ def test_an_interrupt_leaves_no_traceback_whenever_it_comes(verb: list[str]) -> 
     for num_imports in (1, 2, *(draws.randint(3, IMPORTS) for _ in range(6))):
         code, out, err = interrupted([SCRIPT, *verb], num_imports)
         assert err == "", num_imports
-        # Having said all that there is to say, it has ended, or its end was cut off.
+        # It has ended with all its output, or its end was cut off.
         assert code == 130 or (out and code in {0, -signal.SIGINT}), (num_imports, code)
 
 

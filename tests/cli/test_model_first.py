@@ -1,4 +1,4 @@
-"""`run MODEL [PROMPT]`: which word is the model, and what is said where none is."""
+"""`run MODEL [PROMPT]`: the word that is the model, and the message if there is none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPE = "for the embedded model type: aioserve run pyhelp"
 
 @pytest.fixture(autouse=True)
 def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where no word names a directory by chance."""
+    """Change to a directory where no word is a name by chance."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""One request, one page, one token: told in the singular."""
+"""One request, one page, one token: messages use the singular."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command lines of other engines are answered with what their options are called here."""
+"""Command lines of other engines are answered with the names that options have here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aioserve plan` prints what the memory calculator says, for people and for programs."""
+"""`aioserve plan` prints the results of the memory calculator, for people and for programs."""
 
 from __future__ import annotations
 

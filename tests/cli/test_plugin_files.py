@@ -1,5 +1,8 @@
-"""A policy of a file is simulated, swept, checked, measured and served in the same words, and a
-drafter of a file is checked, measured, run and served in these."""
+"""Policies and drafters in files are named the same way in all commands.
+
+A policy is simulated, swept, checked, measured and served. A drafter is checked, measured, run and
+served.
+"""
 
 from __future__ import annotations
 
@@ -106,14 +109,14 @@ NUMBER = 7
 
 @pytest.fixture
 def drafter_file(policy_file: str) -> str:
-    """A `policy_file` with drafters in the place of policies."""
+    """The `policy_file`, with drafters in place of policies."""
     Path(policy_file).write_text(DRAFTER)
     return policy_file
 
 
 @pytest.fixture
 def policy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Its name in the working directory."""
+    """Name of a file with policies in the working directory."""
     (tmp_path / "mine.py").write_text(POLICY)
     (tmp_path / "broken.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`aioserve plugins`: what it lists, what it finds, and the project that it writes."""
+"""`aioserve plugins`: the list, the checks, and the new project."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ Install = Callable[..., str]
 
 @pytest.fixture
 def install(tmp_path: Path) -> Install:
-    """Install a module as a distribution with one plugin; what PYTHONPATH must be."""
+    """Function that installs a module as a distribution with one plugin, and returns PYTHONPATH."""
 
     def install(name: str, source: str, version: str = "3.4") -> str:
         (tmp_path / f"{name}.py").write_text(source)
@@ -312,7 +312,7 @@ def test_a_new_project_of_a_drafter_works(
 
 @pytest.mark.more
 def test_a_new_project_is_installed_listed_checked_simulated_and_served(tmp_path: Path) -> None:
-    """In processes of their own, from where nothing but what was installed is found."""
+    """Runs in new processes, in a directory where only installed packages are found."""
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()
     environment = os.environ | {"PYTHONPATH": str(site), "COLUMNS": "160"}

@@ -1,4 +1,4 @@
-"""`aioserve quantize` writes what the other commands take, and refuses what it can't write."""
+"""`aioserve quantize` writes models for the other commands, and refuses what it can't write."""
 
 from __future__ import annotations
 

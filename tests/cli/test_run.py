@@ -1,4 +1,4 @@
-"""`aioserve run`: the answer on stdout, all else on stderr, exit codes that scripts can use."""
+"""`aioserve run`: the answer on stdout, all else on stderr, exit codes for scripts."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_full_disk_is_one_line(forking: Forks, tiny_model: Path) -> None:
 def test_ctrl_c_ends_the_command_without_a_traceback(
     forking: Forks, tiny_model: Path, tmp_path: Path
 ) -> None:
-    # However long it takes until Ctrl-C is there, the answer goes on: it has no token that ends it.
+    # The answer goes on until Ctrl-C comes: the model has no token that ends it.
     config = json.loads((tiny_model / "config.json").read_text())
     del config["eos_token_id"]
     endless = write_random_model(

@@ -1,4 +1,4 @@
-"""`aioserve serve` as a process: what its first lines promise, its signals, and what it refuses."""
+"""`aioserve serve` as a process: its first lines, its signals, and its refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONG: dict[str, Any] = {
 
 
 class Reading(threading.Thread):
-    """A client that reads one stream to its end."""
+    """Client that reads one stream to its end."""
 
     def __init__(self, url: str, body: dict[str, Any]) -> None:
         super().__init__(daemon=True)
@@ -89,7 +89,7 @@ def test_the_first_curl_that_it_shows_is_answered() -> None:
 
 @pytest.fixture
 def slow_file(tmp_path: Path) -> Path:
-    """Steps of a `slow_server` take long until it is removed."""
+    """File that makes the steps of a `slow_server` slow until it is removed."""
     path = tmp_path / "slow"
     path.touch()
     return path
@@ -123,7 +123,7 @@ def test_sigterm_refuses_new_requests_and_lets_streams_end(
             assert refused.json()["error"]["code"] == "draining"
             assert refused.headers["connection"] == "close"
             assert int(refused.headers["retry-after"]) >= 1
-        time.sleep(0.3)  # a server that closes its door has closed it by now
+        time.sleep(0.3)  # a server that closes its listener has done so by now
         assert streams[0].is_alive(), "the answers are too short to see anything"
         assert httpx.get(f"{url}/ready").status_code == 503
         slow_file.unlink()
@@ -193,7 +193,7 @@ def test_a_second_signal_ends_at_once(
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """Of localhost, signed by itself, and its key."""
+    """Certificate of localhost, signed by itself, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl isn't installed")
     files = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -232,7 +232,7 @@ def test_a_server_with_tls_and_keys_answers_those_who_have_one(
         assert "horse" not in server.errors
 
 
-# -- what is refused before a model loads
+# -- refusals before a model loads
 
 
 @pytest.fixture

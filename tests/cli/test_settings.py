@@ -1,5 +1,7 @@
-"""Settings from flags, variables, a file and defaults: the highest source that speaks is heard, and
-what is wrong is told with its source, its key and its value."""
+"""Settings from flags, variables, a file and defaults.
+
+The highest source with a value wins. Errors name the source, the key and the value.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "sizes": st.lists(INTS, max_size=3).map(tuple),
 }
 SOURCES = ("file", "variable", "flag")
-"""From the lowest to the highest."""
+"""Sources, from the lowest to the highest."""
 
 
 def as_text(value: Any) -> str:
@@ -73,7 +75,7 @@ def as_text(value: Any) -> str:
 
 @st.composite
 def given_values(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
-    """For each source, values of some settings."""
+    """Values of some settings, for each source."""
     return {
         source: {
             name: draw(VALUES[name])
@@ -113,7 +115,7 @@ def test_any_subset_of_sources_gives_the_value_of_the_highest(
         assert found[name].origin == (origins[heard[-1]] if heard else DEFAULT)
         seen = found[name].value
         assert (tuple(seen) if isinstance(seen, list) else seen) == value
-    # And what is shown of them is a file that says the same.
+    # The values as shown are a file with the same settings.
     shown = tomllib.loads(shown_settings(KINDS, found))["engine"]
     assert shown == {
         name: list(one.value) if isinstance(one.value, list | tuple) else one.value

@@ -24,7 +24,7 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 
 @pytest.fixture
 def mooncake(tmp_path: Path) -> Path:
-    """Six requests, of which every second begins like the one before."""
+    """Six requests. Every second one has the prefix of the one before."""
     rows = [
         {
             "timestamp": 1000 * n,
@@ -41,7 +41,7 @@ def mooncake(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second policy, `late`, which starts the last request first."""
+    """Install a second policy, `late`, which starts the last request first."""
 
     class Late(SchedulingPolicy):
         def order(
@@ -115,7 +115,7 @@ def test_a_trace_may_begin_at_any_time(aioserve_here: Run, tmp_path: Path) -> No
     assert simulated(aioserve_here, *arguments)["trace"]["seconds"] == 4.0
     found = simulated(aioserve_here, *arguments, "--rate", 10)
     assert found["trace"]["seconds"] == pytest.approx(0.5)
-    # Of a made-up workload the first request doesn't come at 0.
+    # A synthetic workload begins later than 0.
     found = simulated(aioserve_here, "--synthetic", "bursts", "--num-requests", 1)
     assert found["trace"]["seconds"] == 0.0
 
@@ -162,7 +162,7 @@ def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_pat
 
 
 def machine_table(path: Path, **fields: object) -> Path:
-    """A table as `aioserve calibrate` writes it, of a machine with 512 tokens of KV memory."""
+    """Write a table like `aioserve calibrate`, of a machine with 512 tokens of KV memory."""
     table: dict[str, object] = {
         "prefill_tokens": [0, 2048],
         "decode_batch": [0, 4],

@@ -1,5 +1,8 @@
-"""What of the machine a cost table tells, and what is said of options that it leaves nothing to
-say, or that ask for more than it was measured with."""
+"""Machine in a cost table, and the options that it replaces or limits.
+
+Options are refused if the table leaves them nothing to say, or if they ask for more than was
+measured.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ DEFAULTS = [("model", "llama-3-8b"), ("hardware", "h100"), ("num_devices", 1)]
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """One of steps alone, without a machine, noise or a longest context."""
+    """Table of step times alone, without a machine, noise or a longest context."""
     return written(tmp_path / "table.json")
 
 

@@ -1,4 +1,4 @@
-"""Simulations in which nobody, or not everybody, gets an answer."""
+"""Simulations in which some requests, or all, get no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `simulate` and `sweep` write: every file is one of its own, and none loses another."""
+"""Files that `simulate` and `sweep` write: each has its own name, and none overwrites another."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def policy_file(tmp_path: Path) -> Path:
-    """In a directory whose name is no text."""
+    """Policy in a directory whose name isn't text."""
     directory = tmp_path / os.fsdecode(b"caf\xe9")
     directory.mkdir()
     path = directory / "loud.py"
@@ -182,7 +182,7 @@ def test_what_policies_print_is_in_no_table(
     if jobs is None:
         done = aioserve_here("simulate", *arguments, "--json")
     else:
-        run = aioserve_here if jobs == 1 else aioserve  # other processes have streams of their own
+        run = aioserve_here if jobs == 1 else aioserve  # other processes have their own streams
         done = run("sweep", *arguments, "--seeds", 2, "--jobs", jobs, "--json")
     json.loads(done.stdout)
     assert "loaded" in done.stderr

@@ -1,4 +1,4 @@
-"""`aioserve sweep`: every run is the one that `simulate` makes, in however many processes."""
+"""`aioserve sweep`: every run equals the one of `simulate`, in any number of processes."""
 
 from __future__ import annotations
 
@@ -302,8 +302,8 @@ def test_steps_that_a_table_was_not_measured_for_are_told(
 def test_guesses_are_tried_against_none(
     aioserve_here: Run, tmp_path: Path, numbers: str, by_trace: bool
 ) -> None:
-    """Where nothing else is drawn, those that guess have a run for each seed, and one is enough of
-    those that don't."""
+    """A row with draft tokens has a run for each seed if nothing else is random. A row without them
+    has one run."""
     path = tmp_path / "trace.csv"
     column, chance = (",acceptance", ",0.7") if by_trace else ("", "")
     rows = "".join(f"{second},10,20{chance}\n" for second in range(3))

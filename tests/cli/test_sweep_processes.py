@@ -1,4 +1,4 @@
-"""Processes of `aioserve sweep`: none outlives the first one, and one that dies is told of."""
+"""Processes of `aioserve sweep`: none outlives the first one, and the death of one is reported."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pytest
 from tests.waits import block_until
 
 EXIT_CODES = {signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
-"""Of a process that ends by itself, and as Python tells of one that is killed."""
+"""Exit code of a process that ends itself, and Python's code for one that is killed."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def workers_in(group: int) -> list[int]:
-    """Processes of that group that were spawned to run things and are alive."""
+    """Live worker processes of a group, which were spawned for runs."""
     found: list[int] = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -55,8 +55,10 @@ class Noting(SchedulingPolicy):
 
 
 def refining(folder: Path, *, waits: int = 1000) -> tuple[list[str], Path]:
-    """The command of a sweep whose first round has four runs and whose others have two, and a file
-    with the process of each policy that was made. Behind so many of them, runs never end."""
+    """Command of a sweep, and a file with the process of each policy that was made.
+
+    The first round has four runs, and the others have two. After `waits` policies, runs never end.
+    """
     notes, policy = folder / "notes", folder / "noting.py"
     policy.write_text(NOTING.format(notes=str(notes), waits=waits))
     command = [sys.executable, "-m", "aioserve", "sweep", "--synthetic", "bursts"]
@@ -73,8 +75,10 @@ def noted(notes: Path) -> list[int]:
 def endless_sweep(
     folder: Path, *, waits: int = 1, made: int = 4
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """One in a group of its own, which has `made` so many policies. The first is of its first
-    process, and all behind those that it `waits` for are of runs that never end."""
+    """Start a sweep in its own process group, and wait until it has `made` this many policies.
+
+    The first policy belongs to its first process. After `waits` policies, runs never end.
+    """
     command, notes = refining(folder, waits=waits)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -112,7 +116,7 @@ def test_none_outlives_the_first_one_in_a_later_round_the_idle_one_neither(
 
 def test_ctrl_c_ends_all_processes_with_nothing_said(tmp_path: Path) -> None:
     with endless_sweep(tmp_path) as process:
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        os.killpg(process.pid, signal.SIGINT)  # like a terminal: to all of them
         out, err = process.communicate(timeout=160)
         assert (process.returncode, out, err) == (130, b"", b"")
         assert not workers_in(process.pid)

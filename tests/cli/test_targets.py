@@ -1,4 +1,4 @@
-"""Targets by tenant and class in `simulate` and `sweep`: what is asked of whom, and who gets it."""
+"""Targets by tenant and class in `simulate` and `sweep`, and the shares that meet them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.report.pages import downloads
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Tenant 27 asks for little and tenant 3 for much, in two classes."""
+    """Trace in which tenant 27 asks for little and tenant 3 for much, in two classes."""
     path = tmp_path / "trace.csv"
     rows = [
         f"{n / 50},{27 if n % 3 else 3},{200 if n % 3 else 6000},20,{'batch' if n % 2 else 'chat'}"

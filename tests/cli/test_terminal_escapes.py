@@ -1,4 +1,4 @@
-"""Nothing that files, servers and models say acts on a terminal."""
+"""Text of files, servers and models never acts on a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLI = Path(__file__).resolve().parents[2] / "aioserve/cli"
 
 
 def acts(text: str) -> list[str]:
-    """Characters by which a terminal does more than show text."""
+    """Characters that make a terminal do more than show text."""
     return [char for char in text if not char.isprintable() and char not in "\n\t"]
 
 
@@ -53,7 +53,7 @@ def test_all_tables_of_commands_come_by_that_console() -> None:
         if file.name == "_console.py":
             continue
         for made in re.findall(r"\bConsole\([^)]*\)", file.read_text(encoding="utf-8")):
-            assert made == "Console(stderr=True)", file  # bars, whose words are ours
+            assert made == "Console(stderr=True)", file  # bars, with our own words
 
 
 def test_an_answer_is_written_to_a_file_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A server answers whether or not anybody reads what it says."""
+"""A server answers even if nobody reads its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to a name that is no model: what names one, and models that are like it."""
+"""Answers to a name that is no model: ways to name one, and similar models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMANDS = (
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with models and other things."""
+    """Working directory with models and other things."""
     (tmp_path / "Llama-3.2-1B").mkdir()
     (tmp_path / "Llama-3.2-1B" / "config.json").write_text("{}")
     (tmp_path / "llama3.2-q4.gguf").write_bytes(b"GGUF")
@@ -56,7 +56,7 @@ def test_a_word_is_told_what_names_a_model_and_which_are_like_it(here: Path, nam
     assert "./llama3.2-q4.gguf" in told
     assert "./llama-3.2" not in told
     assert "llama3.3" not in told
-    # Nothing of that name can be downloaded.
+    # There is no download of that name.
     assert f"hf download {name.partition(':')[0]}`" not in told
     assert "\n" not in told
 
@@ -113,7 +113,7 @@ def test_every_command_says_the_same_in_a_line(here: Path, aioserve_here: Run, w
     assert WAYS in done.stderr
     assert "./llama3.2-q4.gguf" in done.stderr
     assert done.stderr.count("\n") == 1
-    # What to type as a prompt is for the command that takes one.
+    # Only commands with a prompt say what to type as one.
     assert ("aioserve run" in done.stderr) == (words == "run llama3.2")
 
 

@@ -1,5 +1,8 @@
-"""A server whose model holds conversations: it calls a tool when a user has asked, and says what
-came of it when it hears that. An answer that must have a form is arguments of the tool."""
+"""Server whose model holds conversations.
+
+The model calls a tool once a user has asked, and reports its result once it hears that. An answer
+with a required form has the arguments of the tool.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ CALLS = (
 )
 FORM = '{"a": 1, "b": 2}'
 TELLS = "<think>There it is.</think>It is 3."
-# The last token of a prompt is what the device always sees of it.
+# The device always sees the last token of a prompt.
 LAST_ROLE = TEMPLATE.replace("assistant\n", "assistant\n{{ messages[-1].role[0] }}")
 ASKED = (
     "user:What is 1 and 2?",
@@ -33,7 +36,7 @@ ASKED = (
     "tool:3",
     "assistant:It is 3.",
 )
-"""One turn, as the model hears it later."""
+"""One turn, as the model hears it in later prompts."""
 
 
 class _Device(ScriptedDevice):
@@ -54,7 +57,7 @@ class ConversingModel(ScriptedModel):
 
 @asynccontextmanager
 async def conversing(key: str) -> AsyncIterator[tuple[str, SeenTemplate]]:
-    """Its URL, and the template that keeps prompts."""
+    """Serve the model; yield the URL, and the template that keeps prompts."""
     model = ConversingModel()
     settings = ServerSettings(api_keys=[key], served_model_names=["scripted"])
     async with Engine(model, jump_forward=False) as engine:
@@ -64,8 +67,10 @@ async def conversing(key: str) -> AsyncIterator[tuple[str, SeenTemplate]]:
 
 
 def heard(prompt: str) -> tuple[str, ...]:
-    """The messages of a prompt, apart from what clients are free to say: what the system says,
-    which ids calls have, and whether reasoning comes back."""
+    """Messages of a prompt, to compare between clients.
+
+    Text of the system, ids of calls and returned reasoning are left out, as clients differ in them.
+    """
     turns = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", prompt, re.DOTALL)
     plain = []
     for role, text in turns:

@@ -1,4 +1,4 @@
-"""What people do with litellm, done to a server. Prints what went well.
+"""Common uses of litellm, tried on a server. Prints the ones that worked.
 
 OPENAI_API_KEY=... python talk_litellm.py PYHELP_URL SCRIPTED_URL
 """

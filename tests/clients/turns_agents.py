@@ -1,4 +1,4 @@
-"""Conversations of three turns with openai-agents. Prints which went well.
+"""Conversations of three turns with openai-agents. Prints the ones that went well.
 
 OPENAI_API_KEY=... python turns_agents.py URL
 """

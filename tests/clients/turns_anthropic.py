@@ -1,4 +1,4 @@
-"""Conversations of three turns with the anthropic client. Prints which went well.
+"""Conversations of three turns with the anthropic client. Prints the ones that went well.
 
 OPENAI_API_KEY=... python turns_anthropic.py URL
 """

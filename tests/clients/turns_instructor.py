@@ -1,5 +1,6 @@
-"""Conversations with instructor, which carries a failed answer back until it is good. Prints which
-went well.
+"""Conversations with instructor, which sends a failed answer back until it is good.
+
+Prints the ones that went well.
 
 OPENAI_API_KEY=... python turns_instructor.py URL
 """

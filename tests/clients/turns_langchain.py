@@ -1,4 +1,4 @@
-"""Conversations of three turns with LangChain. Prints which went well.
+"""Conversations of three turns with LangChain. Prints the ones that went well.
 
 OPENAI_API_KEY=... python turns_langchain.py URL
 """

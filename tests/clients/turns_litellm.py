@@ -1,4 +1,4 @@
-"""Conversations of three turns with litellm. Prints which went well.
+"""Conversations of three turns with litellm. Prints the ones that went well.
 
 OPENAI_API_KEY=... python turns_litellm.py URL
 """

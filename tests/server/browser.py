@@ -37,7 +37,7 @@ FLAGS = (
 
 @contextmanager
 def browser(folder: Path) -> Iterator[int]:
-    """A browser with its profile in `folder`; the port at which it can be driven."""
+    """Run a browser with its profile in `folder`, and yield the port at which it can be driven."""
     assert CHROMIUM is not None
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -56,14 +56,14 @@ def _is_said(path: Path) -> bool:
 
 
 class Page:
-    """One tab. Keeps what the console says, and where it asks for what."""
+    """One tab. It keeps messages of the console and the URLs of requests."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._last = 0
         self.complaints: list[str] = []
-        """Errors and warnings of the console, and exceptions that nobody caught."""
+        """Errors and warnings of the console, and uncaught exceptions."""
         self.asked: list[str] = []
         """URLs of all requests."""
 
@@ -93,7 +93,7 @@ class Page:
         return told["result"]
 
     async def value(self, expression: str) -> Any:
-        """Of JavaScript, promises included."""
+        """Value of an expression in JavaScript, promises included."""
         told = await self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -101,7 +101,7 @@ class Page:
         return told["result"].get("value")
 
     async def until(self, expression: str) -> Any:
-        """Until it has a value that is true."""
+        """Wait until an expression has a true value, and return it."""
 
         async def found() -> Any:
             if not (value := await self.value(expression)):
@@ -114,7 +114,7 @@ class Page:
         return await self.value(f"document.querySelector({selector!r}).textContent")
 
     async def fill(self, selector: str, text: str) -> None:
-        """Focus a field and type over what is in it."""
+        """Focus a field and replace its text."""
         await self.value(f"{{const e=document.querySelector({selector!r}); e.focus(); e.select()}}")
         await self.call("Input.insertText", text=text)
 
@@ -146,14 +146,14 @@ class Page:
         await self.call("Emulation.setEmulatedMedia", features=[feature])
 
     async def screenshot(self) -> bytes:
-        """The whole page, PNG."""
+        """Image of the whole page, as PNG."""
         shot = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
         return base64.b64decode(shot["data"])
 
 
 @asynccontextmanager
 async def opened(port: int, url: str, *, width: int = 1280) -> AsyncIterator[Page]:
-    """A new tab that shows `url`."""
+    """Open `url` in a new tab."""
     async with aiohttp.ClientSession() as session:
         async with session.put(f"http://127.0.0.1:{port}/json/new?about:blank") as answer:
             tab = await answer.json()

@@ -1,4 +1,5 @@
-"""Streams of events, checked one by one as the APIs document them, and folded to whole answers."""
+"""Streams of events, checked one by one as the APIs document them, and folded into whole
+answers."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """Data of server-sent events, each under the name of its type."""
+    """Data of server-sent events, each with a type that is the event's name."""
     events: list[dict[str, Any]] = []
     assert text.endswith("\n\n")
     for block in text[:-2].split("\n\n"):
@@ -23,7 +24,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 def checked_response(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The response that they end with."""
+    """Check the events, and return the response at their end."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     first = events[0]["response"]
@@ -86,7 +87,7 @@ def checked_items(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def checked_message(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message that they amount to."""
+    """Check the events, and return their message."""
     rest = [event for event in events if event["type"] != "ping"]
     start = rest.pop(0)
     assert start["type"] == "message_start"
@@ -124,7 +125,7 @@ def checked_message(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def without_ids(answer: Any) -> Any:
-    """What must be the same in two answers to the same."""
+    """Copy of an answer without ids, times and usage, to compare it with another."""
     if isinstance(answer, list):
         return [without_ids(one) for one in answer]
     if isinstance(answer, dict):

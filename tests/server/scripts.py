@@ -1,4 +1,4 @@
-"""A server whose model answers what it is told to."""
+"""Server with a model that gives scripted answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CALLS = f"<think>Hm.</think>Let me see. {CALL}\n{CALL}"
 
 
 class SeenTemplate(ChatTemplate):
-    """Keeps the prompts that it made."""
+    """Chat template that keeps the prompts that it made."""
 
     prompts: list[str]
 
@@ -49,18 +49,19 @@ class SeenTemplate(ChatTemplate):
 async def scripted(
     *answers: str, settings: ServerSettings | None = None, template: str = TEMPLATE, **options: Any
 ) -> AsyncIterator[tuple[SeenTemplate, Engine, httpx.AsyncClient]]:
-    """Requests with the seed `i` get answer `i`; `options` are those of the model."""
+    """Serve a scripted model: requests with the seed `i` get answer `i`. `options` are the
+    model's."""
     model = ScriptedModel(template, *(answers or (PLAIN,)), **options)
     model.template = seen = SeenTemplate(template, origin="test")
     seen.prompts = []
-    # A model with a script writes every token by itself.
+    # A scripted model writes every token by itself.
     engine = Engine(model, jump_forward=False)
     async with engine, client_of(create_app(engine, settings)) as client:
         yield seen, engine, client
 
 
 def with_tools(directory: Path) -> Path:
-    """A copy of the embedded model, whose template reads tools."""
+    """Copy of the embedded model with a template that reads tools."""
     for file in resources.files("aioserve.assets").joinpath("pyhelp").iterdir():
         (directory / file.name).write_bytes(file.read_bytes())
     config = directory / "tokenizer_config.json"

@@ -1,4 +1,4 @@
-"""An app behind a real socket, on the event loop of the test."""
+"""App behind a real socket, on the event loop of the test."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["client_of", "listening", "port_of", "running", "served"]
 async def running(
     app: Any, *, send_buffer_bytes: int | None = None
 ) -> AsyncIterator[uvicorn.Server]:
-    """A server of `app` on a port of its own of 127.0.0.1, whose sockets have a buffer of that size
-    for what they send."""
+    """Serve `app` on its own port of 127.0.0.1. The buffers of its sockets have this size for
+    sending."""
     is_ours = hasattr(getattr(app, "state", None), "app_state")
     config = uvicorn.Config(
         app,
@@ -52,7 +52,7 @@ async def running(
 
 @asynccontextmanager
 async def listening(app: Any) -> AsyncIterator[str]:
-    """The URL at which `app` answers."""
+    """Serve `app`, and yield its URL."""
     async with running(app) as server:
         yield f"http://127.0.0.1:{port_of(server)}"
 
@@ -74,6 +74,6 @@ async def client_of(app: Any) -> AsyncIterator[httpx.AsyncClient]:
 async def served(
     settings: ServerSettings | None = None, **options: Any
 ) -> AsyncIterator[tuple[Engine, httpx.AsyncClient]]:
-    """An engine with the embedded model and these options, and a client of its app."""
+    """Yield an engine with the embedded model and these options, and a client of its app."""
     async with Engine(**options) as engine, client_of(create_app(engine, settings)) as client:
         yield engine, client

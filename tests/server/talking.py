@@ -1,5 +1,5 @@
-"""What the tests of the OpenAI API share: models that follow a script, events, answers put together
-from their chunks."""
+"""Common parts of the tests of the OpenAI API: scripted models, events, answers joined from
+chunks."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ CHAT_BODY: dict[str, Any] = {"model": "scripted", "messages": ASK, "seed": 0}
 async def scripted(
     *answers: str, template: str = HERMES, settings: ServerSettings | None = None, **options: Any
 ) -> AsyncIterator[tuple[Engine, httpx.AsyncClient]]:
-    """A server whose model gives the answer of the request's seed."""
+    """Serve a model that gives the answer of the request's seed."""
     model = ScriptedModel(template, *answers)
     async with Engine(model, **options) as engine, client_of(create_app(engine, settings)) as one:
         yield engine, one
 
 
 def pyhelp_with(template: str, path: Path) -> str:
-    """The embedded model with another chat template."""
+    """Path of the embedded model with another chat template."""
     source = Path(aioserve.assets.__file__).parent / "pyhelp"
     made = path / "pyhelp"
     shutil.copytree(source, made)
@@ -95,13 +95,14 @@ def pyhelp_with(template: str, path: Path) -> str:
 
 
 def events_of(text: str) -> list[Any]:
-    """Data of each event; `[DONE]` as it is."""
+    """Data of each event; `[DONE]` stays text."""
     events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     return [event if event == "[DONE]" else json.loads(event) for event in events]
 
 
 async def post(client: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> Any:
-    """The answer, which must be a good one; of a streamed one the events before its one end."""
+    """Post a request that must succeed. Return its answer, or the events of a stream before its one
+    end."""
     answer = await client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     if not body.get("stream"):
@@ -113,7 +114,7 @@ async def post(client: httpx.AsyncClient, path: str, body: Mapping[str, Any]) ->
 
 
 def completions_joined(events: list[Any]) -> dict[int, dict[str, Any]]:
-    """The choices of the chunks put together, as those of a whole answer are."""
+    """Choices joined from chunks, in the form of a whole answer."""
     joined: dict[int, dict[str, Any]] = {}
     for piece in [choice for event in events for choice in event["choices"]]:
         choice = joined.setdefault(
@@ -137,7 +138,7 @@ def completions_joined(events: list[Any]) -> dict[int, dict[str, Any]]:
 
 
 def chat_joined(events: list[Any]) -> dict[int, dict[str, Any]]:
-    """The same of chat; calls without their ids, which are others each time."""
+    """Choices of chat joined from chunks. Calls lose their ids, which differ each time."""
     joined: dict[int, dict[str, Any]] = {}
     for piece in [choice for event in events for choice in event["choices"]]:
         delta = piece["delta"]
@@ -167,7 +168,7 @@ def chat_joined(events: list[Any]) -> dict[int, dict[str, Any]]:
 
 
 def chat_whole(answer: Any) -> dict[int, dict[str, Any]]:
-    """Choices of a whole answer in the same form."""
+    """Choices of a whole answer of chat, in the same form."""
     return {
         choice["index"]: {
             "content": choice["message"]["content"] or "",

@@ -1,4 +1,4 @@
-"""Calls that others end by their ids: they hear of it, and nothing of them stays."""
+"""Calls that others end by their ids: their clients hear of it, and their resources are freed."""
 
 from __future__ import annotations
 

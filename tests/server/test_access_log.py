@@ -1,4 +1,4 @@
-"""One line for each call, which says how it went and nothing of what was said."""
+"""Access log: one line for each call, which says how it went and nothing of its content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY: dict[str, Any] = {"model": "pyhelp", "prompt": PROMPT, "max_tokens": 6, "i
 
 
 class Lines(logging.Handler):
-    """Those of the access log, while a test runs."""
+    """Lines of the access log, while a test runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ def test_no_text_of_others_ends_a_line_or_looks_like_another_field(
 
 
 def fields_of(line: str) -> dict[str, Any]:
-    """Of `name=value name="value"`, read as a parser would that knows JSON strings."""
+    """Fields of `name=value name="value"`, as read by a parser that knows JSON strings."""
     found: dict[str, Any] = {}
     while line:
         name, _, line = line.partition("=")

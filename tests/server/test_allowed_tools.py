@@ -1,4 +1,4 @@
-"""`allowed_tools`: the model hears of some of the tools, and must call one of them or may."""
+"""`allowed_tools`: the model sees some of the tools, and may call one of them, or must."""
 
 from __future__ import annotations
 

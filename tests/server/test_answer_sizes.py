@@ -1,4 +1,4 @@
-"""Bounds of answers: each is told before anything is computed, and all have one together."""
+"""Bounds of answers: each is checked before anything is computed, and all share one."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ LONG: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 OF_TEXT = ("api/generate", "messages")
-"""Answers that tell no log-probabilities, and write errors in other words."""
+"""Answers without log-probabilities, whose errors have another format."""
 
 
 @asynccontextmanager
@@ -113,7 +113,7 @@ async def test_a_product_that_is_too_long_is_refused_at_the_door(
 @pytest.mark.parametrize("name", ["samples", "chat", "chat without max_tokens"])
 @pytest.mark.asyncio
 async def test_a_stream_has_no_length(name: str) -> None:
-    """Text that a client hasn't read isn't made."""
+    """Text isn't made before its client has read what came before."""
     path, fields = LONG[name]
     fields = fields | {"prompt": "a"} if "prompt" in fields else fields
     settings = ServerSettings(max_answer_bytes=2**18)
@@ -156,7 +156,8 @@ async def test_no_answer_is_longer_than_it_was_counted(
 
 @pytest.mark.asyncio
 async def test_answers_that_are_not_sent_have_a_bound_together() -> None:
-    """The first is always taken. It counts until it is read, and others are told to come again."""
+    """The first is always accepted. It counts until it is read, and others are asked to come
+    again."""
     settings = ServerSettings(max_unsent_bytes=LIMIT)
     long = {
         "model": "pyhelp",
@@ -199,7 +200,7 @@ async def test_an_answer_counts_for_nothing_however_it_ended() -> None:
 async def test_vectors_count_until_they_are_sent(path: str) -> None:
     body = {"model": "pyhelp", "input": ["a", "b"]}
     async with tight() as (_, client, unsent):
-        unsent.keep(LIMIT - 8)  # of others
+        unsent.keep(LIMIT - 8)  # of other calls
         refused = await client.post(path, json=body)
         assert (refused.status_code, unsent.num_bytes) == (503, LIMIT - 8)
         assert "max_unsent_bytes" in refused.text

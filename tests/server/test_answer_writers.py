@@ -1,4 +1,4 @@
-"""Items, blocks and their events, of whatever pieces an answer is made."""
+"""Items, blocks and their events, from any pieces of an answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plain(value: Any) -> Any:
 
 
 def joined(pieces: list[Piece]) -> list[tuple[str, str]]:
-    """What must come out: kinds and texts, neighbours of a kind joined."""
+    """Expected kinds and texts, with neighbours of a kind joined."""
     found: list[tuple[str, str]] = []
     for piece in pieces:
         match piece:
@@ -90,7 +90,7 @@ def test_blocks_are_what_their_events_tell_and_what_was_written(pieces: Any) -> 
     for kind, text in joined(pieces):
         expected.append((kind, text if kind in ("Content", "Reasoning") else parsed(text)))
     assert found == expected
-    # A client may read JSON that is no object as it likes.
+    # Clients read JSON that is no object in their own ways.
     same = [block for block in told if block["type"] != "tool_use"]
     assert same == [block for block in content if block["type"] != "tool_use"]
     broken = [text for kind, text in joined(pieces) if kind.startswith("call_")]

@@ -1,5 +1,7 @@
-"""Answers of each API come back as they were told: nothing of a call is lost or refused. Their
-templates take calls as published ones do."""
+"""Answers of each API can be sent back: no part of a call is lost or refused.
+
+Their templates take calls as published ones do.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ ANSWERS = {
     "text": "It is wet in Oslo.",
     "nothing": "",
 }
-"""Texts that a model says, by their kind."""
+"""Texts of the model, by kind."""
 
 
 async def by_chat(post: Post) -> None:
@@ -115,11 +117,11 @@ async def by_previous(post: Post) -> None:
 
 WAYS = (by_chat, by_responses, by_references, by_ids, by_previous, by_messages, by_ollama)
 LOSSY = (by_messages, by_ollama)
-"""APIs that have no place for arguments that are no JSON."""
+"""APIs without a place for arguments that aren't JSON."""
 
 
 def check(prompt: str, kind: str, *, lossy: bool) -> None:
-    """Look at the second prompt: all of the answer is in it, and what came of it."""
+    """Check that the second prompt has all of the answer, and the result of its call."""
     assert RESULT in prompt
     carried = prompt.partition(ASKED)[2]
     assert "none" not in carried.lower()
@@ -174,7 +176,7 @@ async def test_a_reference_to_what_is_not_stored_is_refused_by_its_place() -> No
             error = answer.json()["error"]
             assert (answer.status_code, error["param"]) == (404, "input[1]"), error
             assert (error["code"], wrong in error["message"]) == ("item_not_found", True)
-        # The next one has the item as well.
+        # The next response has the item as well.
         await client.delete(f"/v1/responses/{told['id']}", headers=keyed(KEYS[0]))
         assert (await post(more)).status_code == 200
 

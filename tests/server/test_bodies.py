@@ -1,4 +1,4 @@
-"""Bodies that are made to harm, before anybody looks at what they ask."""
+"""Harmful bodies, before anything reads what they ask for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_no_body_has_the_whole_process_searched_for_garbage_again_and_again() ->
     assert gc.isenabled()
     with collections() as found:
         parse(MANY_LISTS, CompletionRequest)
-    assert len(found) <= 4  # of one or two collections, begin and end
+    assert len(found) <= 4  # begin and end of one or two collections
     assert gc.isenabled()
 
 

@@ -1,4 +1,4 @@
-"""Whose prefixes and whose name a call has: those of its key before those of its body."""
+"""Cache salt and tenant of a call: those of its key come before those of its body."""
 
 from __future__ import annotations
 

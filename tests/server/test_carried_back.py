@@ -1,4 +1,4 @@
-"""What clients carry back in messages: what nobody knows is dropped, counted and logged."""
+"""Messages that clients send back: unknown fields are dropped, counted and logged."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def body_of(path: str, field: str, turns: list[Any]) -> dict[str, Any]:
 
 
 def counted(metrics: str) -> dict[str, int]:
-    """By place, those that aren't 0."""
+    """Counts of dropped fields by place, without zeros."""
     rows = re.findall(r'dropped_message_fields_total{place="(\w+)"} ([\d.]+)', metrics)
     assert {place for place, _ in rows} == set(PLACES)
     return {place: int(float(count)) for place, count in rows if float(count)}
@@ -392,7 +392,7 @@ async def test_an_unknown_null_hides_nothing_that_comes_after_it() -> None:
             answer = await client.post(CHAT, json=body)
             assert answer.status_code == 400
             assert answer.json()["error"]["param"].startswith(named)
-        # As it is written: the last of a field that is there twice counts.
+        # The last of two fields with the same name counts.
         twice = b'{"odd": null , "odd": 1, "model": "scripted", "messages": []}'
         answer = await client.post(
             CHAT, content=twice, headers={"content-type": "application/json"}

@@ -1,4 +1,5 @@
-"""`/v1/chat/completions/batch`: one choice for each conversation, that of a request of its own."""
+"""`/v1/chat/completions/batch`: one choice per conversation, the same as in a request of its
+own."""
 
 from __future__ import annotations
 

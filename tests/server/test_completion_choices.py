@@ -1,5 +1,4 @@
-"""Choices of `/v1/completions`: of several prompts and samples, with what they echo and how likely
-each token was."""
+"""Choices of `/v1/completions`: several prompts and samples, echoes and log-probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients do to a connection, as bytes on a socket: each with httptools and with h11."""
+"""Behaviour of clients on a connection, as bytes on a socket, with httptools and with h11."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def connected(
 
 
 async def said(reader: asyncio.StreamReader) -> bytes:
-    """All until the connection ends."""
+    """All bytes until the connection ends."""
     found = b""
     with contextlib.suppress(ConnectionError):
         while more := await reader.read(65536):
@@ -94,7 +94,7 @@ async def test_what_comes_beside_a_body_ends_at_its_limit(name: str) -> None:
         connected(server) as (reader, writer),
     ):
         writer.write(begun)
-        writer.write(more * (4 * LIMIT // len(more)))  # and no more: the answer waits for nothing
+        writer.write(more * (4 * LIMIT // len(more)))  # no more: the answer comes without it
         answer = await said(reader)
         assert engine.stats().tokens_generated_total == 0
     assert answer.split()[1:2] == [b"431"]
@@ -190,7 +190,7 @@ async def test_trailers_are_no_headers(head: bytes, trailer: bytes, status: byte
 
 
 class Unread:
-    """Clients with small buffers that ask, and read nothing of the answers."""
+    """Clients with small buffers that send requests, and read nothing of the answers."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -231,7 +231,7 @@ LARGE = {
     "live": b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n",
     "trace": b"GET /trace HTTP/1.1\r\nhost: localhost\r\n\r\n",
 }
-"""Answers that don't fit into the buffers of a connection."""
+"""Requests for answers that don't fit into the buffers of a connection."""
 
 
 @pytest.mark.more
@@ -256,7 +256,7 @@ async def test_readers_that_never_read_lose_their_places() -> None:
 
             await until(is_let_in)
             await until(lambda: len(server.server_state.connections) == 1)
-            gauge = "aioserve_http_requests_in_flight 1.0"  # which is the one that asks
+            gauge = "aioserve_http_requests_in_flight 1.0"  # the scrape itself
             assert gauge in (await client.get("/metrics")).text
 
 
@@ -264,7 +264,7 @@ async def test_readers_that_never_read_lose_their_places() -> None:
 @pytest.mark.parametrize("name", ["stream", "whole", "description", "live", "trace"])
 async def test_no_answer_waits_for_ever_for_its_reader(name: str) -> None:
     async with fake(send_buffer_bytes=4096, stall_timeout_seconds=0.3) as (engine, server):
-        for _ in range(3):  # what is kept to be seen
+        for _ in range(3):  # steps for the page to show
             await engine.generate([1, 2], SamplingParams(max_tokens=250, n=8, ignore_eos=True))
         with unread(server) as clients:
             await clients.ask(LARGE[name])
@@ -273,7 +273,7 @@ async def test_no_answer_waits_for_ever_for_its_reader(name: str) -> None:
             await until(lambda: not server.server_state.tasks)
 
 
-@pytest.mark.more  # who is slow and no stalled reader, the clock says
+@pytest.mark.more  # the clock tells a slow reader from a stalled one
 async def test_a_reader_that_is_slow_gets_all() -> None:
     async with fake(send_buffer_bytes=4096, stall_timeout_seconds=2.0) as (_, server):
         with unread(server) as clients:
@@ -299,7 +299,7 @@ async def test_a_refused_body_is_not_read_for_ever(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outgoing, "LINGER_BYTES", 2**20)
-    monkeypatch.setattr(outgoing, "LINGER_SECONDS", 600.0)  # not what ends it
+    monkeypatch.setattr(outgoing, "LINGER_SECONDS", 600.0)  # another limit ends it
     head = HEAD if kind == "key" else HEAD + b"x-api-key: " + KEY.encode() + b"\r\n"
     if kind == "chunked":
         head += b"transfer-encoding: chunked\r\n\r\n1000000\r\n"
@@ -331,7 +331,7 @@ async def test_a_client_that_sends_on_sees_why_it_is_refused() -> None:
         for begin in range(0, len(body), 65536):
             writer.write(body[begin : begin + 65536])
             await writer.drain()
-        answer = await reader.read()  # to its end, and no reset
+        answer = await reader.read()  # until the end, without a reset
         assert answer.split()[1] == b"413"
         assert b'"body_too_large"' in answer
 
@@ -362,7 +362,7 @@ async def test_nothing_behind_a_refused_body_is_a_request() -> None:
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_nothing_behind_an_upgrade_is_a_request(at_once: bool) -> None:
-    """httptools takes the body for another protocol's, and what comes then for a request."""
+    """httptools takes the body for another protocol's, and what follows for a request."""
     second = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
     upgrade = b"connection: upgrade\r\nupgrade: h2c\r\n"
     async with fake() as (_, server), connected(server) as (reader, writer):
@@ -429,8 +429,7 @@ async def test_a_refused_call_whose_body_is_there_keeps_its_connection() -> None
 async def test_a_drain_ends_at_its_deadline_whoever_does_not_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Counts turns of a clock that stands still where the loop does, so that a busy machine adds
-    none."""
+    """Counts turns of a clock that stops while the loop does, so that a busy machine adds none."""
     num_turns = 0
 
     async def counting() -> None:
@@ -468,7 +467,7 @@ async def test_a_drain_ends_at_its_deadline_whoever_does_not_read(
                 clock.cancel()
             finally:
                 clients.close()
-    # 0.5 s, a second for the ends, and half of one for what is written.
+    # 0.5 s, a second for the ends, and half a second for what is written.
     assert not clock_counts() or num_turns < 40
     assert not [one for one in caplog.records if one.levelname in ("ERROR", "CRITICAL")]
     assert not [one for one in caplog.records if one.exc_info]

@@ -1,4 +1,4 @@
-"""A drain loses nothing: whatever runs when it begins, each answer has exactly one end."""
+"""Draining loses nothing: each answer in progress gets exactly one end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waits import LIMIT_SECONDS, until
 
 
 class Asked:
-    """One call, and how it ended."""
+    """One call, and its end."""
 
     def __init__(self, client: httpx.AsyncClient, tokens: int, stream: bool) -> None:
         self.stream = stream
@@ -35,7 +35,8 @@ class Asked:
         self._task = asyncio.create_task(client.post("/v1/completions", json=body))
 
     async def end(self) -> str:
-        """ "whole", "ended" by the deadline of the drain, or "refused" as it came too late."""
+        """End of the call: "whole", "ended" by the deadline of the drain, or "refused" if it came
+        too late."""
         answer = await self._task
         if answer.status_code == 503:
             assert answer.json()["error"]["code"] == "draining"
@@ -100,7 +101,7 @@ async def test_what_goes_away_says_so_and_closes_its_connections() -> None:
             ready = await client.get("/ready")
             assert (ready.status_code, ready.json()["status"]) == (503, "not_ready")
             assert (await client.get("/health")).status_code == 200
-            for method in ("GET", "DELETE"):  # what is stored, and asks for nothing of the engine
+            for method in ("GET", "DELETE"):  # stored responses, which need no engine
                 stored = await client.request(method, "/v1/responses/resp_1")
                 assert stored.status_code == 404
             body: dict[str, Any] = {"model": "fake", "prompt": [1]}

@@ -1,4 +1,4 @@
-"""Long lists of log-probabilities are written a part at a time, and say what they said at once."""
+"""Long lists of log-probabilities are written in parts, with the same content as at once."""
 
 from __future__ import annotations
 

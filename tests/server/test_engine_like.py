@@ -1,4 +1,4 @@
-"""A server needs an `EngineLike` and no more: it serves a fake engine as it serves `Engine`."""
+"""A server needs only an `EngineLike`: it serves a fake engine like `Engine`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ ANSWER = "It rains, as ever: 3 \u00b0C."
 def typed(
     engine: Engine, fake: FakeEngine, tokens: TokenStream, chat: ChatStream
 ) -> tuple[EngineLike, EngineLike, TokenStreamLike, ChatStreamLike]:
-    """For pyright, which holds that these are what the contract says."""
+    """Let pyright check that these fulfil the contract."""
     return engine, fake, tokens, chat
 
 
 def members(contract: type) -> dict[str, Any]:
-    """What a contract names, with what its bases name."""
+    """Public members of a contract, including those of its bases."""
     named = {name: one for kind in reversed(contract.__mro__) for name, one in vars(kind).items()}
     return {
         name: one
@@ -71,7 +71,7 @@ def test_each_implementation_has_what_the_contract_says(kind: type, contract: ty
             continue  # `config` is an attribute of each object
         own = getattr(kind, name)
         assert inspect.iscoroutinefunction(own) == inspect.iscoroutinefunction(member), name
-        # `Engine` shows each option by its own name.
+        # `Engine` lists each option as a parameter.
         own_parameters = inspect.signature(inspect.unwrap(own)).parameters
         for parameter in inspect.signature(member).parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:

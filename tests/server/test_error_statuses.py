@@ -1,4 +1,4 @@
-"""What a client has caused is a 4xx, whatever it was, and names what to change."""
+"""Errors that a client has caused: each is a 4xx, and names what to change."""
 
 from __future__ import annotations
 

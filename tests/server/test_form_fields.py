@@ -1,4 +1,4 @@
-"""Fields that ask for the form of an answer, in the words of several servers."""
+"""Fields that ask for the form of an answer, with the names of several servers."""
 
 from __future__ import annotations
 

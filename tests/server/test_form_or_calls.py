@@ -1,4 +1,4 @@
-"""A form of JSON beside tools that the model calls if it likes, in all APIs."""
+"""Form of JSON beside tools that the model may call, in all APIs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def told_of(answer: dict[str, Any]) -> tuple[str, list[Any]]:
-    """Content, and arguments of the calls, of an answer of any API."""
+    """Content and arguments of calls of an answer, in any API."""
     if "choices" in answer:
         message = answer["choices"][0]["message"]
         calls = [each["function"]["arguments"] for each in message.get("tool_calls") or ()]
@@ -227,7 +227,7 @@ CHOICES: dict[str, list[Any]] = {
 async def test_a_call_that_must_be_made_comes_first_and_the_form_in_the_next_turn(
     path: str, stream: bool
 ) -> None:
-    """Agents ask so: the same form in both turns, and a call in the first."""
+    """Agents ask like this: the same form in both turns, and a call in the first."""
     arguments = '{"city": "Oslo"}'
     for number, choice in enumerate(CHOICES[path]):
         listed = f'[{{"name": "weather", "arguments": {arguments}}}]'

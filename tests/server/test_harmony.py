@@ -1,4 +1,4 @@
-"""A model that writes harmony: all APIs tell its channels, and go on with what they told."""
+"""Model that writes harmony: all APIs read its channels, and continue from them."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ REQUIRED: dict[str, list[dict[str, Any]]] = {
 
 
 def calls_of(whole: dict[str, Any]) -> list[Any]:
-    """Arguments of the calls of an answer of any API."""
+    """Arguments of the calls of an answer, in any API."""
     if "choices" in whole:
         (choice,) = whole["choices"]
         assert choice["finish_reason"] == "tool_calls"
@@ -306,7 +306,7 @@ async def test_of_several_calls_that_must_be_made_one_is_told_where_one_is_asked
         body = CHAT | {"tool_choice": "required"}
         whole = (await posted(client, "/v1/chat/completions", body)).json()
         assert calls_of(whole) == [{"city": "Oslo"}, {"city": "Bonn"}]
-        # The mask of one call, which the script ignores.
+        # The mask allows one call, and the script ignores it.
         for change in ({"tool_choice": NAMED}, {"parallel_tool_calls": False}):
             answer = await client.post("/v1/chat/completions", json=body | change)
             assert answer.status_code == 500, answer.text

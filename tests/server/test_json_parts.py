@@ -1,4 +1,4 @@
-"""Long answers are made in parts, which are what one encoding would be."""
+"""Long answers are made in parts, which together equal one encoding."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Said(msgspec.Struct, omit_defaults=True):
 
 
 def long_of(value: Any, made: list[Any]) -> Any:
-    """`value` with every list as one that is made in parts; `made` has what was."""
+    """`value`, with each list replaced by one that is made in parts. `made` collects the parts."""
     if isinstance(value, dict):
         return {name: long_of(one, made) for name, one in value.items()}
     if not isinstance(value, list):
@@ -69,7 +69,7 @@ async def test_parts_are_what_one_encoding_is(first: Any, second: Any) -> None:
     made: list[Any] = []
     long = Said(long_of(first, made), long_of(second, made))
     assert await written(long) == whole
-    assert await written(long) == whole  # and once more
+    assert await written(long) == whole  # a second time
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4))
@@ -124,7 +124,7 @@ BODY = {
 
 
 class Sent:
-    """One request to an app, whose reader takes so many messages, and no more."""
+    """One request to an app. Its reader takes a limited number of messages."""
 
     def __init__(
         self, app: Any, body: dict[str, Any], *, version: str = "1.1", takes: int = 1_000_000
@@ -189,8 +189,8 @@ async def test_a_long_answer_is_sent_in_parts_and_says_the_same() -> None:
 
 @pytest.mark.asyncio
 async def test_what_a_client_does_not_read_is_not_made() -> None:
-    """No more than the first few of sixteen choices are made. The call counts for all of them until
-    the client has gone."""
+    """Only the first few of sixteen choices are made. The call counts for all of them until the
+    client has gone."""
     made: list[int] = []
     choice = completions.PromptChoices._whole
 
@@ -207,7 +207,7 @@ async def test_what_a_client_does_not_read_is_not_made() -> None:
             await until(lambda: len(slow.messages) == 2)
             for _ in range(100):
                 await asyncio.sleep(0)
-            assert made == [0, 1]  # WHOLE_BYTES and some: what is sent at once
+            assert made == [0, 1]  # sent at once: WHOLE_BYTES and a little more
             assert unsent.num_bytes > 16 * 500 * 21 * 60
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)

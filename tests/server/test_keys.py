@@ -1,4 +1,4 @@
-"""API keys: who comes in, on whose behalf, and that nothing shows a key."""
+"""API keys: they let callers in and identify them, and nothing reveals a key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def arrived(path: str = "/v1/models", method: str = "GET", **headers: bytes) -> 
 
 
 def holder(check: KeyCheck, arrival: Arrival) -> str | None:
-    """Whose call it is; None for one that is refused."""
+    """Tenant of a call; None for a refused one."""
     try:
         check.check(arrival)
     except ApiError as error:
@@ -47,13 +47,13 @@ async def test_every_route_needs_a_key_and_says_so_in_the_shape_of_its_api() -> 
         for path in ROUTES:
             for method in ("GET", "POST", "OPTIONS", "PUT"):
                 if method == "GET" and path in PAGE_PATHS:
-                    continue  # a browser can't have been given a key before
+                    continue  # a browser has no key yet
                 for headers in ({}, {"authorization": "Bearer wrong-key-of-nobody"}):
                     answer = await client.request(method, path, headers=headers)
                     assert answer.status_code == 401, (path, method, headers)
                     assert answer.headers["www-authenticate"] == 'Bearer realm="aioserve"'
                     assert answer.json()["error"]["type"] == "authentication_error"
-        for path in ("/health", "/ready"):  # which others answer, or nobody
+        for path in ("/health", "/ready"):  # answered by other paths, or by none
             assert (await client.get(path)).status_code != 401
             assert (await client.post(path)).status_code == 401
         for headers in ({"authorization": f"bearer {ALICE}"}, {"x-api-key": BOB}):
@@ -67,7 +67,7 @@ async def test_every_route_needs_a_key_and_says_so_in_the_shape_of_its_api() -> 
         (KEYS, (), ()),
         (KEYS, ("bob",), ("bob",)),
         (KEYS, ("bob", "alice"), ("alice", "bob")),
-        ({"bob": BOB}, (), ("bob",)),  # who is everybody
+        ({"bob": BOB}, (), ("bob",)),  # who sees the requests of all keys
         ({}, (), ("alice", "bob", "nobody")),
     ],
 )

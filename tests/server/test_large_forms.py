@@ -1,4 +1,4 @@
-"""Forms whose repeats multiply beyond a bound: 400 at every door, which names the field."""
+"""Forms with repeats that multiply beyond a bound: each API answers 400, and names the field."""
 
 from __future__ import annotations
 

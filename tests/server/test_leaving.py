@@ -1,4 +1,4 @@
-"""Clients that leave at any moment, and prompts that fail: nothing of them stays."""
+"""Clients that leave at any moment, and prompts that fail: their resources are freed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_while_a_long_prompt_is_encoded() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_prompt_that_fails_ends_the_others(stream: bool) -> None:
-    """Only encoding shows that the second is too long."""
+    """Only encoding shows that the second prompt is too long."""
     async with served(num_pages=512) as (engine, client):
         body = LONG | {"prompt": ["a", "word " * 2000, "b"], "stream": stream}
         answer = await client.post("/v1/completions", json=body)
@@ -114,7 +114,7 @@ async def answer_with_a_deadline() -> httpx.Response:
 
 
 async def test_a_deadline_ends_a_stream_with_one_error() -> None:
-    """By a simulated clock: the stream has begun by then, however slow the machine."""
+    """Runs on a simulated clock: the stream has begun by the deadline, however slow the machine."""
     answer = await asyncio.to_thread(run_simulated, answer_with_a_deadline)
     events = events_of(answer.text)
     assert len(events) > 10
@@ -168,7 +168,7 @@ async def test_a_connection_whose_headers_never_come_is_closed(
             with contextlib.suppress(ConnectionError):
                 await reader.read()
         writer.close()
-        # One that is answered takes as long as it takes, and so does one whose body comes late.
+        # An answer in progress takes as long as it takes, and so does a late body.
         head, body = raw_request()
         port = client.base_url.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)

@@ -1,7 +1,7 @@
-"""No call of the largest sizes does much in one piece on the event loop.
+"""Work of the largest calls in one piece on the event loop, which must be little.
 
-Counted are calls of Python functions in one callback of the loop, which neither clock nor load
-changes. What calls in C take isn't seen here; `benchmarks/held_loop.py` sees it.
+It is counted in calls of Python functions during one callback of the loop, which neither clock nor
+load changes. Calls in C aren't seen here; `benchmarks/held_loop.py` sees them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from aioserve import Engine
 from aioserve.server import create_app
 
 MOST_CALLS = 60_000
-"""In one callback: some 10 ms."""
+"""Most calls in one callback: about 10 ms."""
 READ_AT_ONCE = {"messages": 200_000, "messages of api/chat": 200_000, "items": 100_000}
-"""The same where the engine reads as many messages as it takes: in one piece, some 30 ms."""
+"""Most calls where the engine reads as many messages as it takes, in one piece: about 30 ms."""
 USER = [{"role": "user", "content": "a"}]
 OF_ALL = {"n": 16, "max_tokens": 1, "ignore_eos": True}
 TOP = {"logprobs": True, "top_logprobs": 20}
@@ -142,7 +142,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Counted:
-    """Most calls in one callback of the loop."""
+    """Largest number of calls in one callback of the loop."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -174,7 +174,7 @@ def calls_counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
 
 @asynccontextmanager
 async def calling() -> AsyncIterator[httpx.AsyncClient]:
-    """In the same process, without a socket."""
+    """Client in the same process, without a socket."""
     async with Engine("pyhelp", max_num_seqs=256, max_waiting=8192, num_pages=8192) as engine:
         transport = httpx.ASGITransport(create_app(engine))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -190,7 +190,7 @@ async def test_no_callback_does_much_for_a_call(name: str, monkeypatch: pytest.M
     headers = {"content-type": "application/json"}
     async with calling() as client:
         with calls_counted(monkeypatch) as counted:
-            await asyncio.sleep(0)  # what goes on now began before it was counted
+            await asyncio.sleep(0)  # the current callback began before the counting
             answer = await client.post(path, content=body, headers=headers)
             await asyncio.sleep(0)
     assert answer.status_code in (200, 400), answer.text

@@ -1,4 +1,4 @@
-"""`/metrics`: that its numbers are those of the engine, and how many of them there are."""
+"""`/metrics`: its numbers are the engine's, and their number is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However calls end, their counts are consistent: a call that has begun ends once."""
+"""Calls that end in any way: their counts are consistent, and each ends once."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ OUTCOMES = {
     "cancelled": (None, False),
     "left_midway": (200, False),
 }
-"""Status, and whether all of the answer was sent."""
+"""Status, and true if all of the answer was sent."""
 
 
 class Ears(Listener):
-    """Hears of calls, and now and then breaks."""
+    """Listener that fails now and then."""
 
     def __init__(self, *, broken: bool) -> None:
         self.began_ids: list[str] = []

@@ -31,7 +31,7 @@ async def test_each_name_of_the_list_is_found_by_itself(made: Any) -> None:
         listed = (await client.get("/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == list(NAMES)
         for model in listed:
-            # Clients write a slash as it is, or don't.
+            # Clients may encode a slash, or not.
             for safe in ("/", ""):
                 answer = await client.get(f"/v1/models/{quote(model['id'], safe=safe)}")
                 assert answer.status_code == 200, answer.text

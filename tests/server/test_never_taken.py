@@ -1,4 +1,4 @@
-"""What no request may bring: templates, places to fetch from, tensors and weights."""
+"""Parts that no request may have: templates, URLs to fetch, tensors and weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "source.type": {"type": "document", "source": SOURCE},
     },
 }
-"""Of messages, by type, or by what is refused of one that is known."""
+"""Parts of messages, by type, or by the refused field of a known type."""
 
 
 @pytest.mark.sampled(6)

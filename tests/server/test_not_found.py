@@ -1,4 +1,4 @@
-"""Paths that there aren't, and methods that a path doesn't have, are errors of the API."""
+"""Unknown paths, and methods that a path doesn't have, are errors in the API's format."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_no_spelling_of_an_open_path_opens_another() -> None:
         for outer, prefix in ((app, ""), (mounted, "/api"), (mounted, "/health")):
             async with client_of(outer) as client:
                 for path in paths:
-                    # httpx would take the dots out of it
+                    # httpx would resolve the dots
                     target = (prefix + path).encode()
                     answer = await client.get("/", extensions={"target": target})
                     assert answer.status_code == 401, (prefix, path)

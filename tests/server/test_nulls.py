@@ -1,4 +1,4 @@
-"""A field of a body that is null is one that isn't there: clients send both for what isn't said."""
+"""Null fields of bodies equal absent ones: clients send either."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.server.talking import scripted
 
 BODIES = [each.kind for each in ENDPOINTS if each.reads_body]
 PARTS_OF_ANSWERS = {(OutputText, "annotations"), (ReasoningItem, "summary")}
-"""Which the API has in each of these, as a list."""
+"""Fields that are lists in the API's answers."""
 TURNS = [{"role": "user", "content": "hi"}]
 ASKED: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 8},

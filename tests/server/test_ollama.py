@@ -38,7 +38,7 @@ async def whole(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> d
 
 
 def joined(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """The lines as one answer."""
+    """Lines joined to one answer."""
     assert [line["done"] for line in told] == [False] * (len(told) - 1) + [True]
     last = dict(told[-1])
     if "message" in last:
@@ -328,7 +328,8 @@ async def test_a_family_is_called_as_ollama_calls_it(architecture: str, family: 
 async def test_a_bare_curl_is_answered_and_a_browser_that_names_no_json_is_not(
     path: str, kind: str | None
 ) -> None:
-    """Pages may have a browser post anywhere, but for JSON it asks first, and says where from."""
+    """A page may have its browser post to any site. Before it posts JSON, the browser asks that
+    site."""
     body = json.dumps({"model": "pyhelp", "prompt": "a", "options": {"num_predict": 1}}).encode()
     if path != "/api/generate":
         body = b'{"model": "pyhelp"}'

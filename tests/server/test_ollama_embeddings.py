@@ -81,7 +81,7 @@ async def test_no_text_asks_for_a_model_that_is_there() -> None:
 
 
 async def test_embeddings_take_as_many_texts_as_clients_send() -> None:
-    """LangChain sends 100 at a time unless told otherwise, and OpenAI takes 2,048."""
+    """LangChain sends 100 at a time by default, and OpenAI takes 2,048."""
     texts = [str(number) for number in range(300)]
     async with served(num_pages=256) as (engine, client):
         answer = await post(client, "/v1/embeddings", {"model": "pyhelp", "input": texts})

@@ -1,4 +1,4 @@
-"""`/openapi.json` describes what is served, and what is sent by it is answered as it says."""
+"""`/openapi.json` describes what is served, and requests made from it get the described answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from tests.waits import LIMIT_SECONDS
 
 DOCUMENT = document(ENDPOINTS, ServerSettings())
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
-"""And not that all is taken which the types allow: limits are more than types say."""
+"""Checks of schemathesis. Others would expect that all values of a type are accepted, despite
+limits."""
 OPERATIONS = [
     (path, method) for path, methods in DOCUMENT["paths"].items() for method in sorted(methods)
 ]
@@ -37,7 +38,7 @@ OPERATIONS = [
 
 @contextmanager
 def served_in_a_thread(model: Path) -> Iterator[str]:
-    """The URL of a server; schemathesis knows no event loop."""
+    """URL of a server in a thread, as schemathesis knows no event loop."""
     found: list[str] = []
     started, done = threading.Event(), threading.Event()
 

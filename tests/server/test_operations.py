@@ -46,7 +46,7 @@ async def test_a_step_that_doesnt_end_shows_in_health_alone() -> None:
 
             assert (await client.get("/health")).status_code == 200
             async with engine.stream([1, 2, 3], SamplingParams(max_tokens=1000, ignore_eos=True)):
-                # Between the end of a step and the next one it is healthy.
+                # It is healthy between the end of a step and the next stall.
                 told = await until(stalled)
                 assert told["status"] == "stalled"
                 assert told["step_age_seconds"] > 0.05

@@ -1,4 +1,4 @@
-"""The sending half of a connection, over real sockets: who reads slowly, and who has gone."""
+"""Sending half of a connection, over real sockets, with peers that read slowly or have gone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STALL_SECONDS = 0.5
 
 
 class TimersByHand:
-    """The part of a loop that calls later: when a test says so."""
+    """Timers of a loop, which run when a test says so."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], object]] = []
@@ -38,7 +38,7 @@ class TimersByHand:
 async def outgoing(
     timers: TimersByHand | None = None,
 ) -> AsyncIterator[tuple[Outgoing, socket.socket]]:
-    """One over a connection of loopback, and the socket of its peer."""
+    """An `Outgoing` over a loopback connection, and the socket of its peer."""
     loop = asyncio.get_running_loop()
     made: asyncio.Future[asyncio.Transport] = loop.create_future()
 
@@ -66,8 +66,8 @@ async def outgoing(
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems don't tell what was taken")
 @pytest.mark.asyncio
 async def test_a_peer_that_reads_little_at_a_time_keeps_its_connection() -> None:
-    """It takes in each interval as little as makes the system tell that something was taken. The
-    system decides how much that is."""
+    """The peer takes just enough in each interval for the system to report it. The system decides
+    how much that is."""
     timers, loop = TimersByHand(), asyncio.get_running_loop()
     async with outgoing(timers) as (out, peer):
 

@@ -1,4 +1,4 @@
-"""What an overloaded server says, over a real socket."""
+"""Answers of an overloaded server, over a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work for one request leaves the loop its turns, and work for many does too."""
+"""Work for one request, and for many, lets the loop run others in between."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aioserve.server.pace import UNITS_AT_ONCE, LoopTurns, Pace
 
 
 class CountedTurns(LoopTurns):
-    """Notes where in the work of a request it lets others run."""
+    """Counts the turns in which a request lets others run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,10 +32,10 @@ async def test_no_more_than_so_much_is_done_between_two_turns(works: list[int]) 
     for units in works:
         await pace.before(units)
         done[turns.num_turns] += units
-        if units > UNITS_AT_ONCE:  # in one piece: nothing goes before it in the same turn
+        if units > UNITS_AT_ONCE:  # in one piece, and first in its turn
             assert done[turns.num_turns] == units
     assert all(units <= max(UNITS_AT_ONCE, *works) for units in done.values())
-    # And no turn is taken for nothing: two neighbours together are more than one may have.
+    # No turn is wasted: two neighbours together have more than one may have.
     for number in range(turns.num_turns):
         assert done[number] + done[number + 1] > UNITS_AT_ONCE
 

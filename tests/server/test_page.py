@@ -1,5 +1,4 @@
-"""The page at `/`, in headless Chromium: with an engine, and with a server that says what a model
-might say."""
+"""Page at `/` in headless Chromium, with an engine, and with a server of scripted answers."""
 
 from __future__ import annotations
 
@@ -37,7 +36,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @asynccontextmanager
 async def shown(port: int, width: int = 1280) -> AsyncIterator[tuple[Engine, Page]]:
-    """The page of an engine. Nothing may be complained of, and nobody else be asked."""
+    """Open the page of an engine. At the end, there must be no complaints, and no requests
+    elsewhere."""
     async with (
         Engine(num_pages=256) as engine,
         listening(create_app(engine)) as url,
@@ -52,7 +52,7 @@ async def shown(port: int, width: int = 1280) -> AsyncIterator[tuple[Engine, Pag
 
 
 class FakeServer:
-    """Speaks as the OpenAI API does, and says what it is told to."""
+    """Server in the OpenAI format with scripted answers."""
 
     def __init__(self, deltas: list[dict[str, Any]], *, key: str | None = None) -> None:
         self.deltas = deltas

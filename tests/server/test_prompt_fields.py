@@ -1,4 +1,4 @@
-"""What answers tell of their prompts: ids, log-probabilities, and the text that they go on with."""
+"""Prompts in answers: ids, log-probabilities, and the text that an answer continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request must pass before a route sees it, at each limit and one past it."""
+"""Checks that a request must pass before a route, at each limit and one past it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def arrived(query: bytes = b"", /, method: str = "GET", path: str = "/", **heade
 
 
 def status(check: Any, arrival: Arrival) -> int | None:
-    """With which the guard refuses; None for what it lets in."""
+    """Status of a refusal; None for a request that is let in."""
     try:
         check.check(arrival)
     except ApiError as error:

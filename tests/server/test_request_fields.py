@@ -1,4 +1,4 @@
-"""What a body says for scheduling policies to see: metadata, session, forecast and targets."""
+"""Fields of bodies for scheduling policies: metadata, session, forecast and targets."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ async def test_a_conversation_goes_on_from_a_stored_response() -> None:
         more = {"input": [result], "tools": TOOLS, "seed": 1}
         going_on = BODY | more | {"previous_response_id": asked["id"]}
         told = (await client.post("/v1/responses", json=going_on)).json()
-        # The same, with everything sent again.
+        # The same conversation, with all items sent again.
         items = [{"role": "user", "content": BODY["input"]}, *asked["output"], result]
         again = (await client.post("/v1/responses", json=BODY | more | {"input": items})).json()
         last = {"input": "And now?", "previous_response_id": told["id"], "seed": 1}

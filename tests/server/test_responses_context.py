@@ -1,4 +1,4 @@
-"""What `/v1/responses` lets the model hear: truncation, and how much it shall reason."""
+"""Context of `/v1/responses`: truncation, and the effort of reasoning."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _item(kind: str) -> Item:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[Placed]:
-    """As clients have them: results behind their calls."""
+    """Conversations like those of clients, with each result after its call."""
     kinds = draw(st.lists(st.sampled_from(["system", "developer"]), max_size=2))
     open_calls: list[str] = []
     for number in range(draw(st.integers(1, 14))):

@@ -29,7 +29,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 def rounded(entries: list[dict[str, Any]]) -> list[Any]:
-    """Batches of other sizes add in another order."""
+    """Entries with rounded log-probabilities: batches of other sizes add in another order."""
     return [
         (one["token"], one["bytes"], round(one["logprob"], 3), len(one["top_logprobs"]))
         for one in entries

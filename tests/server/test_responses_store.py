@@ -1,4 +1,4 @@
-"""Stored responses: bounded, old ones forgotten, each tenant's its own."""
+"""Stored responses: bounded, dropped at an age, and separate for each tenant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ items = st.sampled_from(["msg_0", "msg_1", "fc_0"])
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Against lists, the least recently used first."""
+    """Compares the store with lists, the least recently used first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(tenant=tenants, item=items)
     def find(self, tenant: Any, item: str) -> None:
-        """An item is found in the response that was stored last of those that have it."""
+        """An item is found in the last stored response that has it."""
         having = {name for name, stored, _ in self.mine(tenant) if item in stored.ids}
         last = [name for of, name in reversed(self.puts) if of == tenant and name in having]
         assert self.store.with_item(tenant, item) == (last[0] if last else None)
@@ -82,7 +82,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, SECONDS + 1))
     def wait(self, seconds: int) -> None:
         self.now += seconds
-        assert self.store.get("nobody", "resp_0") is None  # whoever comes, what is old goes
+        assert self.store.get("nobody", "resp_0") is None  # a call of any tenant drops old ones
 
     @invariant()
     def bytes_are_those_of_what_is_kept(self) -> None:

@@ -1,4 +1,4 @@
-"""Calls of tools without a result are refused in every API, where they stand, unless they were cut
+"""Tool calls without a result are refused in every API, with their place, unless they were cut
 off."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _blocks(role: str, **block: Any) -> dict[str, Any]:
 
 USE = _blocks("assistant", type="tool_use", id="a", name="weather", input={})
 TWO = {"role": "assistant", "content": [USE["content"][0], USE["content"][0] | {"id": "b"}]}
-"""The last one may have been cut off, whatever its input."""
+"""Two calls, of which the last may have been cut off, whatever its input."""
 RESULT = _blocks("user", type="tool_result", tool_use_id="a", content="rain")
 CALLED = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}"}
 GIVEN = {"type": "function_call_output", "call_id": "a", "output": "rain"}

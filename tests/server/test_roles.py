@@ -1,4 +1,4 @@
-"""A role that no template knows is a 400 in the form of its API."""
+"""Role that no template knows: a 400 in the format of its API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share of other clients where some send no bodies, pages hold readers, or descriptors end."""
+"""Share of other clients while some send no bodies, pages hold readers, or descriptors run out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guesses over HTTP: what a request says of them, and what counts, metrics and `/live` tell."""
+"""Draft tokens over HTTP: fields of requests, and the numbers in usage, metrics and `/live`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_prediction_changes_counts_and_no_text() -> None:
             assert details["accepted_prediction_tokens"] == accepted > 0
             assert details["rejected_prediction_tokens"] == drafted - accepted
             assert answer["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
-        for content in ("", []):  # an empty file is to be edited
+        for content in ("", []):  # for an empty file that is to be edited
             answer = await post(
                 client, CHAT, BODY | {"prediction": {"type": "content", "content": content}}
             )

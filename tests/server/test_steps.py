@@ -1,4 +1,4 @@
-"""The recorder's state against a plain model, and traces made of them."""
+"""The recorder's state against a plain model, and traces made of it."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ notices = st.lists(
 
 
 class Model:
-    """All that happened, and what follows from it looked up anew each time."""
+    """All events, from which the state is computed anew each time."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self.told: list[Any] = []
 
     def newest(self, request_id: str) -> dict[str, Any] | None:
-        """The last that came with an id; None where that one has ended, whoever else is left."""
+        """Last request with this id; None if that one has ended, whatever others are open."""
         alike = [one for one in self.requests if one["id"] == request_id]
         return alike[-1] if alike and alike[-1]["open"] else None
 
@@ -139,12 +139,12 @@ def plain(entry: Entry) -> Any:
 
 
 def walk(notes: Any, recorder: StepRecorder, model: Model) -> Iterator[None]:
-    """Tell both the same; whatever ends has arrived."""
+    """Report the same events to both. Only requests that have arrived end."""
     now = 0.0
     for number, note in enumerate(notes):
         now += 1.0
         if note[0] == "arrived":
-            submitted = now - note[2]  # it is told of later
+            submitted = now - note[2]  # submitted before it is reported
             recorder.arrived([info(note[1], submitted)])
             model.arrived(note[1], submitted)
         elif note[0] == "step":
@@ -170,7 +170,7 @@ def test_the_state_equals_a_plain_model(notes: Any, max_entries: int, max_parts:
         assert [plain(entry) for entry in kept] == told[forgotten:]
         assert len(kept) <= max_entries
         assert sum(map(num_parts, kept)) <= max_parts
-        if forgotten:  # nothing is forgotten before there is no room for it
+        if forgotten:  # entries are dropped only if there is no room
             lost = told[forgotten - 1]
             parts = sum(map(num_parts, kept)) + (len(lost[2]) if lost[0] == "step" else 0)
             assert len(kept) == max_entries or parts > max_parts
@@ -212,7 +212,7 @@ def test_a_trace_is_json_wherever_it_is_cut(notes: Any) -> None:
     whole = json.loads(text + TRACE_END)
     for cut in range(0, len(text) + 1, 23):
         lines = text[:cut].rpartition(b"\n")[0].rstrip(b",")
-        if lines:  # what is behind the last whole line is no event
+        if lines:  # text after the last whole line isn't an event
             found = json.loads(lines + TRACE_END)
             assert found == whole[: len(found)]
 

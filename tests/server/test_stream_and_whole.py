@@ -1,4 +1,4 @@
-"""Streams and whole answers say the same, whatever is asked."""
+"""Streams and whole answers have the same content, for any request."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_of_completions() -> None:
 
 
 def _round(choice: dict[str, Any]) -> None:
-    """Batches of other sizes add in another order."""
+    """Round the log-probabilities of a choice: batches of other sizes add in another order."""
     if choice["logprobs"] is not None:
         logprobs = choice["logprobs"]
         logprobs["token_logprobs"] = [
@@ -127,7 +127,7 @@ def _round(choice: dict[str, Any]) -> None:
 
 
 def _examples(one: Any, other: Any, count: int) -> list[dict[str, Any]]:
-    """Bodies that hypothesis draws, for servers that live longer than an example."""
+    """Bodies that hypothesis draws, for servers that live longer than one example."""
     drawn: list[dict[str, Any]] = []
 
     @quick(count)
@@ -141,7 +141,7 @@ def _examples(one: Any, other: Any, count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.asyncio
 async def test_each_choice_that_calls_a_tool_ends_with_tool_calls() -> None:
-    """Calls that must be made are in `test_chat.py`: with a form nothing is left to a script."""
+    """Required calls are in `test_chat.py`: their form would leave nothing to a script."""
     async with scripted(*ANSWERS) as (_, client):
         body = CHAT_BODY | {"messages": ASK, "tools": TOOLS, "n": 4}
         answer = await post(client, "/v1/chat/completions", body)

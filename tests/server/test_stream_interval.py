@@ -1,4 +1,4 @@
-"""`stream_interval`: fewer chunks, which say the same."""
+"""`stream_interval`: fewer chunks with the same content."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def client_of(engine: Engine, interval: int) -> httpx.AsyncClient:
 async def clients(
     model: Any, **options: Any
 ) -> AsyncIterator[tuple[Engine, Sequence[httpx.AsyncClient]]]:
-    """One for each interval, of one engine."""
+    """Yield an engine, and a client of it for each interval."""
     async with Engine(model, **options) as engine:
         yield engine, [client_of(engine, interval) for interval in INTERVALS]
         assert not engine.stats().pages_held_by_requests
 
 
 def drawn(count: int, **fields: st.SearchStrategy[Any]) -> list[dict[str, Any]]:
-    """Bodies with some of these fields, for servers that live longer than an example."""
+    """Bodies with some of these fields, for servers that live longer than one example."""
     found: list[dict[str, Any]] = []
 
     @settings(
@@ -81,7 +81,8 @@ ANSWER_FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 
 def counts_of(events: list[Any]) -> list[int]:
-    """Not those of cached tokens, which the first of several equal requests hasn't."""
+    """Token counts without cached tokens, which the first of several equal requests doesn't
+    have."""
     usage = events[-1]["usage"]
     return [usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]]
 
@@ -111,7 +112,7 @@ async def test_completions_are_the_same_with_any_interval() -> None:
 
 
 def round_logprobs(logprobs: Any) -> None:
-    """Batches of other sizes add in another order."""
+    """Round log-probabilities: batches of other sizes add in another order."""
     if logprobs is not None:
         own = logprobs["token_logprobs"]
         logprobs["token_logprobs"] = [None if one is None else round(one, 3) for one in own]
@@ -140,7 +141,7 @@ async def test_responses_and_messages_are_the_same_with_any_interval(
         body = {"model": "scripted", "stream": True}
         response = {"input": "Rain?", "max_output_tokens": max_tokens, "tools": FUNCTIONS}
         message = {"messages": ASK, "max_tokens": max_tokens, "tools": ANTHROPIC}
-        await all_clients[0].post("/v1/responses", json=body | response)  # and now it is cached
+        await all_clients[0].post("/v1/responses", json=body | response)  # now it is cached
         found, counts = [], []
         for client in all_clients:
             texts = [
@@ -183,7 +184,7 @@ async def test_all_chunks_but_the_first_and_the_last_have_as_many_tokens(
     sizes = [len(ids) for ids in chunks if ids]
     assert sum(sizes) == 200 * n
     assert max(sizes[:n]) < 5, "the first token waits for no other"
-    # Half of what is buffered is never held back.
+    # At most half of the buffered tokens are held back.
     least = min(interval, 50 // n)
     assert all(size >= least for size in sizes[n:-n])
     assert len(sizes) <= 2 * n + 200 * n / least

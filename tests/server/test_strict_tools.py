@@ -1,4 +1,4 @@
-"""Strict tools that a model calls if it likes, in all APIs: text is free, calls have their form."""
+"""Strict tools that a model may call, in all APIs: text is free, and calls follow their schemas."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_
 GOOD = f"<think>hm</think>Let me see. {CALL}\n{CALL.replace('Oslo', 'Rome')}"
 BAD = f"Let me see. {CALL.replace('Oslo', 'Reykjavik')}"
 ONE_BY_ONE: dict[str, Any] = {"jump_forward": False}
-"""A model with a script writes every token by itself."""
+"""A scripted model writes every token by itself."""
 BODIES: dict[str, dict[str, Any]] = {
     PATH: CHAT_BODY | {"tools": STRICT},
     "/v1/responses": {"model": "scripted", "input": "Rain?", "tools": FLAT, "seed": 0},
@@ -47,7 +47,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def with_braces(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model of which an answer that begins with a brace is a call."""
+    """Model for which an answer that begins with a brace is a call."""
     return pyhelp_with(LLAMA, tmp_path_factory.mktemp("model"))
 
 
@@ -165,7 +165,7 @@ def _named(tool: dict[str, Any], name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Forms whose compiles have begun; none ends."""
+    """Forms whose compilation has begun; none of them ends."""
     gate, begun = threading.Event(), list[Any]()
 
     def never(_: Any, form: Any) -> Any:
@@ -180,7 +180,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def _other(body: dict[str, Any], number: int) -> Any:
-    """The same with tools of another form."""
+    """Body with tools of another form."""
     return json.loads(json.dumps(body).replace("weather", f"weather{number}"))
 
 
@@ -230,7 +230,7 @@ def _loose(body: dict[str, Any]) -> str:
 
 
 def _calls(answer: dict[str, Any]) -> list[Any]:
-    """Arguments of the calls in an answer of any API."""
+    """Arguments of the calls in an answer, in any API."""
     if "choices" in answer:
         calls = answer["choices"][0]["message"]["tool_calls"]
         return [json.loads(call["function"]["arguments"]) for call in calls]

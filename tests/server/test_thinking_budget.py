@@ -1,4 +1,4 @@
-"""Budgets of reasoning over HTTP, as vLLM and Anthropic write them."""
+"""Budgets of reasoning over HTTP, in the formats of vLLM and Anthropic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several requests as one."""
+"""Several requests that run as one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tools and reasoning as an engine's options say they are written, and what a caller hears where
-nobody says it."""
+"""Tools and reasoning in the form that an engine's options say, and errors if nothing says it."""
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ async def test_calls_are_read_in_the_form_that_the_engine_is_told(form: ToolPars
         (call,) = choice["message"]["tool_calls"]
         assert call["function"]["name"] == "weather"
         assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
-        # Without tools there are no calls.
+        # Without tools, there are no calls.
         plain = (await client.post(PATH, json={**CHAT, "tools": []})).json()
         assert "tool_calls" not in plain["choices"][0]["message"]
 
@@ -152,7 +151,7 @@ async def test_the_embedded_model_takes_tools_and_what_came_of_them() -> None:
         city = json.loads(call["function"]["arguments"])
         assert f'assistant\n[{{"name": "weather", "arguments": {json.dumps(city)}}}]' in text
         assert "<|im_start|>tool\nrain<|im_end|>" in text
-        # Without tools a prompt is what the model was trained with.
+        # Without tools, a prompt is as in training.
         plain = {"model": "pyhelp", "messages": [{"role": "user", "content": "hi"}]}
         ids = (await client.post("/tokenize", json=plain)).json()["tokens"]
         text = engine.tokenizer.decode(ids, skip_special_tokens=False)

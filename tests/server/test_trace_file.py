@@ -1,4 +1,4 @@
-"""A trace that is written while an engine serves."""
+"""Trace that is written while an engine serves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANSWER = SamplingParams(max_tokens=30)
 
 
 def opened(text: bytes) -> list[Any]:
-    """As Perfetto reads a file that was cut off: up to its last whole event."""
+    """Events of a truncated file, as Perfetto reads it: up to the last whole event."""
     try:
         return json.loads(text + b"]")
     except ValueError:

@@ -1,4 +1,4 @@
-"""`truncate_prompt_tokens`, of every endpoint that takes a prompt."""
+"""`truncate_prompt_tokens` at every endpoint that takes a prompt."""
 
 from __future__ import annotations
 

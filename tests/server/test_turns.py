@@ -1,4 +1,4 @@
-"""Turns that are put together of many parts."""
+"""Turns that are put together from many parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXTS = st.lists(
 
 
 def joined(texts: list[tuple[str, str]]) -> dict[str, Any]:
-    """The message of these texts, each joined to all before it."""
+    """Message of these texts, each joined to all before it."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     for field, text in texts:
         before = message.get(field)

@@ -1,4 +1,4 @@
-"""Models whose files say little: no chat template, no sampling."""
+"""Models whose files lack a chat template, or sampling parameters."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_what_needs_a_template_says_so(path: str, body: dict[str, Any], sa
 
 
 class Unsaid(ScriptedModel):
-    """A model of which nobody says how it is sampled."""
+    """Model whose files don't say how it is sampled."""
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
         loaded = await super().load(config, num_slots=num_slots)
@@ -65,7 +65,7 @@ class Unsaid(ScriptedModel):
 
 
 class Greedy(ScriptedModel):
-    """A model of which its makers say that it is greedy."""
+    """Model whose makers say that it is greedy."""
 
 
 CHAT = {"messages": MESSAGES, "max_tokens": 3}
@@ -77,7 +77,7 @@ CALLS: list[tuple[str, dict[str, Any], bool]] = [
     ("/api/chat", {"messages": MESSAGES, "stream": False}, False),
     ("/api/generate", {"prompt": "ab", "stream": False}, False),
 ]
-"""Path, body, and whether its API documents a temperature of 1."""
+"""Path, body, and true if its API documents a temperature of 1."""
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def test_each_api_samples_as_it_documents_where_files_say_nothing(
     is_documented: bool,
 ) -> None:
     model = kind(TEMPLATE, "ok")
-    # The script is that of a seed, which bodies of Messages have no place for.
+    # The script goes by a seed, for which bodies of Messages have no place.
     async with Engine(model, jump_forward=False) as engine, client_of(create_app(engine)) as client:
         drawn.clear()
         await client.post(path, json={"model": engine.model_name} | body)

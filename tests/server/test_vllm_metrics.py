@@ -1,4 +1,4 @@
-"""`/metrics` under the names of vLLM: the numbers are those that our own names have."""
+"""`/metrics` under vLLM's names: the numbers equal those under our own names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Fields that ask for nothing are let through and counted on every API. Fields that would change an
-answer are refused by name."""
+"""Fields that ask for nothing are let through and counted in every API.
+
+Fields that would change an answer are refused by name.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ WHERE: dict[str, tuple[str, Any]] = {
     "Ollama's": ("/api/chat", lambda more: more),
     "Ollama's: `options`": ("/api/chat", lambda more: {"options": more}),
 }
-"""Place of a field, by its table."""
+"""Path and place of a field, by its table."""
 
 
 def counted(metrics: str) -> dict[str, int]:
@@ -76,7 +78,7 @@ def counted(metrics: str) -> dict[str, int]:
 
 
 def said(answer: httpx.Response) -> Any:
-    """Return the text of an answer, without what differs each time."""
+    """Return the text of an answer, without parts that differ each time."""
     told = answer.json()
     if "choices" in told:
         return told["choices"]
@@ -90,7 +92,7 @@ async def sent(client: httpx.AsyncClient, path: str, more: dict[str, Any]) -> ht
 
 
 async def let_through(client: httpx.AsyncClient, path: str, more: dict[str, Any]) -> set[str]:
-    """Send it with tools and without what asks for nothing, and return what was counted."""
+    """Send the fields, with and without them. Return the names that were counted."""
     plain = await sent(client, path, {})
     before = counted((await client.get("/metrics")).text)
     answer = await sent(client, path, more)
@@ -188,7 +190,7 @@ async def test_more_than_anybody_sends_is_refused() -> None:
             nulls = dict.fromkeys(f"odd{number}" for number in range(count))
             answer = await sent(client, "/v1/completions", {"logit_bias": nulls})
             assert answer.status_code == status, answer.text
-        # So is what stands beside it.
+        # The fields beside it are counted too.
         tools = [{"type": "function", "function": {"name": "f"}}] * MAX_LOOKED_AT
         many = await sent(client, "/v1/chat/completions", {"tools": tools, "odd": None})
     for one in (answer, many):

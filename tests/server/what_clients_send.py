@@ -1,5 +1,7 @@
-"""Fields beside those that are read, as published clients send them: what each sends by itself or
-as its documentation shows, by where it sends it."""
+"""Fields of published clients that nothing here reads.
+
+Each client sends them by default, or as its documentation shows.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ OLLAMA_OPTIONS: dict[str, Any] = {
 }
 
 Row = tuple[str, str, dict[str, Any], set[str]]
-"""Who, where, what, and the names under which it is counted."""
+"""Client, path, fields, and the names under which they are counted."""
 
 CLIENTS: list[Row] = [
     ("nulls of typed clients", CHAT, {"audio": None, "tools": None, "moderation": None}, set()),
@@ -327,4 +329,4 @@ CHANGING: list[tuple[str, dict[str, Any], str]] = [
     (OLLAMA, {"options": {"rope_frequency_base": 1e6}}, "options.rope_frequency_base"),
     (OLLAMA, {"think": "much"}, "think"),
 ]
-"""Bodies that would or might change an answer, with the field that is refused."""
+"""Bodies that might change an answer, with the field that is refused."""

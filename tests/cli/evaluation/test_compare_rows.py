@@ -1,4 +1,4 @@
-"""The divergence of two models' rows of logits."""
+"""Divergence between the rows of logits of two models."""
 
 from __future__ import annotations
 

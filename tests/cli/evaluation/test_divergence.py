@@ -1,4 +1,4 @@
-"""Rows of logits that an engine is made to show along a text."""
+"""Rows of logits that an engine returns along a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio
 async def test_rows_along_a_text_are_those_that_its_tokens_are_scored_by(tiny_model: Path) -> None:
     source = np.random.default_rng(2)
     ids = source.integers(0, 320, size=90).astype(np.int32)
-    # The end-of-sequence id is a token of the text like any other.
+    # The end-of-sequence id counts as any other token of the text.
     ids[40] = 0
     text = EvaluatedText((), ids, np.ones(90))
     windows = sliding_windows(90, 32, 16, 0)

@@ -1,4 +1,4 @@
-"""Intervals cover the truth as often as they say, for tokens that depend on each other too."""
+"""Intervals cover the truth as often as they say, even for tokens that depend on each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aioserve.cli._evaluation.intervals import BLOCKS, LEAST_TOKENS, Estimate, r
 
 
 def coverage(dependence: float, tokens: int = 3000, texts: int = 400) -> float:
-    """Share of made-up texts of an autoregressive kind whose interval holds the mean, 5."""
+    """Share of random autoregressive texts whose interval holds the mean, 5."""
     source, held = np.random.default_rng(0), 0
     for _ in range(texts):
         noise = source.normal(size=tokens)

@@ -1,4 +1,4 @@
-"""Each byte of a text counts for one token, whatever a tokenizer says of their places."""
+"""Each byte of a text counts for exactly one token, whatever places a tokenizer reports."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ def test_the_first_token_of_a_character_has_all_of_it() -> None:
     assert ids == tokenizer.encode_plain("def f(x): 木🙂")
     found = bytes_of_tokens("def f(x): 木🙂", ends)
     assert found.sum() == len("def f(x): 木🙂".encode())
-    assert 0 in found  # several tokens of one character
+    assert 0 in found  # one character has several tokens

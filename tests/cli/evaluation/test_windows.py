@@ -1,4 +1,4 @@
-"""Windows over a text: each token is scored once, with as much context as was promised."""
+"""Windows over a text: each token is scored once, with the promised context."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aioserve.cli._evaluation.windows import Window, second_halves, sliding_wind
 
 @st.composite
 def shapes(draw: st.DrawFn) -> tuple[int, int, int, int]:
-    """Tokens of a text, tokens of a window, stride and special tokens before a window."""
+    """Tokens of a text, tokens of a window, stride, and special tokens before a window."""
     before = draw(st.integers(0, 2))
     size = draw(st.integers(2, 40))
     stride = draw(st.integers(1, size if before else size - 1))
@@ -66,8 +66,8 @@ def test_a_stride_that_leaves_a_token_without_context_is_refused(
 def test_second_halves_are_those_that_llama_cpp_scores(
     tokens: int, context: int, has_bos: bool
 ) -> None:
-    # A chunk is `context` places of what stands after tokenization, BOS included. Logits from place
-    # context // 2 on are read, and each tells of the place behind it.
+    # A chunk has `context` places of the tokens, BOS included. Logits are read from place context
+    # // 2 on, and each is about the next place.
     stream = ([None] if has_bos else []) + list(range(tokens))
     expected = []
     for chunk in range(len(stream) // context):

@@ -1,4 +1,4 @@
-"""A server of completions that answers as it is told: in pieces, with errors, or never."""
+"""Server of completions with scripted behaviour: answers in pieces, errors, or no answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Bodies = list[dict[str, Any]]
 
 
 class Then(Enum):
-    """What happens in place of a piece."""
+    """Events in place of a piece."""
 
     DROP = "the connection is reset"
     HANG = "nothing more comes"
@@ -33,7 +33,7 @@ def chunk(text: str, finish_reason: str | None = None, **more: Any) -> bytes:
 async def answering(
     *pieces: bytes | Then, status: int = 200, content_type: str = "text/event-stream; charset=utf-8"
 ) -> AsyncIterator[tuple[str, Bodies]]:
-    """The URL of a server that answers every request so, and the bodies that it was sent."""
+    """Serve these pieces to every request; yield the URL, and the bodies that were sent."""
     bodies: Bodies = []
     over = asyncio.Event()
 

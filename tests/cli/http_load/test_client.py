@@ -1,4 +1,4 @@
-"""What a load generator makes of a server that misbehaves: all is counted, nothing raised."""
+"""A load generator with a server that misbehaves: all is counted, and nothing raised."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_a_server_that_hangs_runs_into_the_timeout(before: tuple[bytes, ..
         served = await sent_to(url, timeout_seconds=0.3)
     assert (served.failure, served.record.ending) == ("timeout", Ending.FAILED)
     assert served.detail == "no end in 0.3 s"
-    assert served.chunks == len(before) or not clock_counts()  # what comes within this time
+    assert served.chunks == len(before) or not clock_counts()  # pieces that came within this time
 
 
 async def test_an_error_within_the_stream_is_a_failure_though_the_stream_ends_well() -> None:

@@ -1,4 +1,4 @@
-"""When the load generator sends what: on a simulated loop, where a second is exactly one."""
+"""Times at which the load generator sends, on a simulated loop where a second is exact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXACT = 1e-6
 
 
 class FakeServer:
-    """Answers the request of each number after so many seconds."""
+    """Server that answers each request after a number of seconds, by the request's number."""
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self.seconds = seconds
@@ -108,7 +108,8 @@ def test_without_times_as_many_as_the_limit_are_always_under_way(
     server = FakeServer(dict(enumerate(service)))
     load = simulated([request(n, 0.0) for n in range(count)], server, concurrency=concurrency)
     assert server.most_under_way == min(count, concurrency)
-    # A slot is never idle while a request waits: first come, first served on so many machines.
+    # A slot is never idle while a request waits: first come, first served, like on several
+    # machines.
     free = [0.0] * concurrency
     for number in range(count):
         begin = min(free)

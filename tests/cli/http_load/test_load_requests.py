@@ -1,4 +1,4 @@
-"""The requests of a load and their prompts: drawn from a seed, with the prefixes of the trace."""
+"""Requests of a load and their prompts: drawn from a seed, with the trace's prefixes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_prompts_share_exactly_the_blocks_that_the_trace_shares(
     first: list[int], second: list[int], session: str, seed: int
 ) -> None:
     block = 24
-    # An id stands for all tokens up to its end: a block behind another one is another block.
+    # An id stands for all tokens up to its end, so a block after another one has another id.
     known: dict[tuple[int, ...], int] = {}
     ids = [
         tuple(known.setdefault(tuple(one[: n + 1]), len(known)) for n in range(len(one)))
@@ -44,7 +44,7 @@ def test_prompts_share_exactly_the_blocks_that_the_trace_shares(
     blocks = next((n for n, (a, b) in enumerate(zip(*ids, strict=False)) if a != b), None)
     same = min(map(len, ids)) if blocks is None else blocks
     found = shared_tokens(*prompts)
-    assert block * same <= found < block * same + 8  # the next may be equal by chance
+    assert block * same <= found < block * same + 8  # the next token may be equal by chance
     assert [len(prompt) for prompt in prompts] == [block * len(one) + 24 for one in ids]
     assert all(0 <= one < 1000 for prompt in prompts for one in prompt)
 

@@ -1,4 +1,4 @@
-"""However a stream is cut into pieces, the same is read of it."""
+"""Streams that are cut into pieces anywhere are read the same."""
 
 from __future__ import annotations
 
