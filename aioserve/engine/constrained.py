@@ -1,4 +1,4 @@
-"""What may come next in one constrained completion, and which rows of steps wait for that."""
+"""Guides of one constrained completion, and the rows of steps that wait for them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ __all__ = ["ConstrainedCompletion", "Guide"]
 
 
 class Guide(msgspec.Struct, frozen=True, gc=False):
-    """What comes next in one completion."""
+    """Forced tokens of a completion, and the choice that follows them."""
 
     forced: tuple[int, ...]
-    """Tokens that must come first."""
+    """Tokens that must come next, in order. May be empty."""
     mask: npt.NDArray[np.int32] | None
-    """Which tokens may come behind them; None where they end the completion."""
+    """Tokens allowed after the forced ones, a bit for each id; None if those end the completion."""
     error: AioserveError | None = None
     """Error that ends the completion."""
     drawn: bool = False
-    """The forced tokens are drawn all the same, since more is asked of them than their ids. The
-    mask is that behind the last of them, and leaves nothing where that one ends the completion."""
+    """True if forced tokens are drawn all the same, since more is wanted of them than their ids.
+
+    The mask then applies after the last of them. It is all zeros if that one ends the completion.
+    """
     error_behind: AioserveError | None = None
-    """Error that ends the completion when the last of them is drawn."""
+    """Error that ends the completion once the last forced token is drawn."""
 
     def mask_at(self, place: int) -> npt.NDArray[np.int32] | None:
-        """What may be drawn behind the first `place` forced tokens."""
+        """Mask of the draw that follows the first `place` forced tokens."""
         if self.mask is None or place == len(self.forced):
             return self.mask
         only = np.zeros_like(self.mask)
@@ -38,56 +40,62 @@ class Guide(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_last(self) -> bool:
-        """Whether the completion ends with the forced tokens that are drawn."""
+        """True if the completion ends with forced tokens that are drawn."""
         return self.drawn and self.mask is not None and not self.mask.any()
 
 
 class ConstrainedCompletion:
-    """What is known of one completion, and which rows of steps wait for more."""
+    """Matches the guides of one completion with the rows of steps that sample its tokens."""
 
     __slots__ = ("_begin", "_first", "_guide", "_position", "_waiting", "is_large")
 
     def __init__(self, position: int, is_large: bool = False) -> None:
-        """`position` is that of its first token. `is_large` tells of its grammar."""
+        """`position` is that of its first token. `is_large` says that its grammar is large."""
         self.is_large: bool = is_large
         self._begin = self._first = self._position = position
         self._guide: Guide | None = None
-        """What guides the tokens from `_first` on: those that are forced, and the one behind them,
-        which is at `_position`."""
+        """Guide of the tokens from `_first` on: the forced ones, and the free one at
+        `_position`."""
         self._waiting: list[tuple[int, LateMasks, int]] = []
 
     def expect(self, position: int, masks: LateMasks, row: int) -> None:
-        """A step samples the token at a position."""
+        """Bring the mask of a row that samples the token at `position`, now or once it is known."""
         self._waiting.append((position, masks, row))
         self._bring()
 
     def told(self, guide: Guide, num_tokens: int = 1) -> None:
-        """What is known once the tokens before these are: so many since it was told before."""
+        """Take the next guide, for what follows the `num_tokens` tokens known since the previous
+        one."""
         if self._guide is not None:
             self._first = self._position + num_tokens
         self._guide, self._position = guide, self._first + len(guide.forced)
         self._bring()
 
     def drawn_behind(self, position: int) -> tuple[Guide, int] | None:
-        """Where the token at a position is a forced one that is drawn: what guides it, and how many
-        of the forced ones come before it."""
+        """Find the guide of the token at `position`, if that token is forced and drawn; otherwise
+        None.
+
+        The number returned with it counts the guide's forced tokens before that position.
+        """
         guide = self._guide
         if guide is None or not guide.drawn or not self._first <= position < self._position:
             return None
         return guide, position - self._first
 
     def num_forced_behind(self, num_tokens: int) -> int:
-        """How many forced tokens come behind the first `num_tokens` of the completion; less than 0
-        where the last of these was free."""
+        """Count the forced tokens that follow the first `num_tokens` of the completion.
+
+        Negative if the last of these was not forced.
+        """
         return self._position - self._begin - num_tokens
 
     @property
     def error_behind(self) -> AioserveError | None:
-        """Error that ends the completion behind its forced tokens."""
+        """Error that ends the completion after its forced tokens."""
         return None if self._guide is None else self._guide.error_behind
 
     def ended(self) -> None:
-        """Let the rows that wait go on: what is sampled for them is dropped."""
+        """Let waiting rows go on; their samples are dropped."""
         for _, masks, row in self._waiting:
             masks.bring(row, None)
         self._waiting = []
@@ -101,6 +109,6 @@ class ConstrainedCompletion:
             if position > self._position or (position == self._position and guide.is_last):
                 self._waiting.append((position, masks, row))
             elif position < self._first:
-                masks.bring(row, None)  # of a run that is over: the token is known
+                masks.bring(row, None)  # a dropped run: its token is known
             else:
                 masks.bring(row, guide.mask_at(position - self._first))

@@ -4,14 +4,14 @@
         ▲                                                                      │
         └──────────────────────────────────────────────────────────────────────┘
 
-With overlap, a step is still running while the next is planned and launched, so the device never
-waits for the host; without, each step is awaited right after its launch. The loop sleeps on one
+With overlap, the next step is planned and launched while one still runs, so the device never waits
+for the host. Without overlap, each step is awaited right after its launch. The loop sleeps on one
 event when there is nothing to do.
 
-Between two awaits of this task the scheduler is its own. What may come at any moment (a new
-request, a reader that left, perhaps from within the garbage collector) waits in the table of
-requests; pauses and the end of the engine come from other tasks of the loop, never in the middle of
-a plan.
+Between two awaits of this task nothing else touches the scheduler. New requests come at any moment,
+and readers leave at any moment, perhaps from within the garbage collector. Both wait in the table
+of requests. Pauses and the end of the engine come from other tasks of the loop, never in the middle
+of a plan.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class CoreLoop:
         )
         self.times: HostTimes = HostTimes()
         self.failure: BaseException | None = None
-        """What ended the loop before `stop` was called: a bug, a cancelled task, or a runner that
-        failed for good."""
+        """Cause of an end of the loop before `stop` was called: a bug, a cancelled task, or a
+        runner that failed for good."""
         self._runner = runner
         self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
@@ -100,22 +100,21 @@ class CoreLoop:
         self._clock = clock_of(self._loop)
         self._progress_seconds = self._clock()
         self._launched_seconds = 0.0
-        """When the step that is due next began: at its launch, or at the end of the one before."""
+        """Start of the step that is due next: its launch, or the end of the step before it."""
         self._asleep = False
-        """Nothing can be computed until a request comes or a reader catches up."""
+        """True while nothing can be computed until a request comes or a reader catches up."""
 
     # -- from outside
 
     @property
     def num_waiting(self) -> int:
-        """Requests that haven't started, wherever they wait; the one that plugins are asked about
-        doesn't yet."""
+        """Requests that haven't started. Excludes those that admission plugins are deciding on."""
         unscheduled = self.table.count(RequestState.ENCODING, RequestState.QUEUED)
         return unscheduled + self.scheduler.num_waiting
 
     @property
     def is_idle(self) -> bool:
-        """Whether no encoded request is left and no step in flight."""
+        """True if there is no encoded request and no step in flight."""
         return self._idle.is_set()
 
     @property
@@ -124,7 +123,7 @@ class CoreLoop:
         return 0.0 if waits else self._clock() - self._progress_seconds
 
     def submit(self, request: LiveRequest) -> None:
-        """Queue an encoded request; it enters the scheduler before the next step is planned."""
+        """Queue an encoded request. It enters the scheduler before the next step is planned."""
         request.mailbox.encoded()
         if self._ended:
             self.table.end(request)
@@ -137,13 +136,13 @@ class CoreLoop:
         self._wake.set()
 
     def why_ended(self) -> AioserveError:
-        """A new error for a request that the loop can't serve, as it has ended."""
+        """Make a new error for a request that comes after the loop has ended."""
         if self.failure is None:
             return EngineClosedError("the engine was closed", state="closed")
         return _failed(self.failure)
 
     async def wait_idle(self) -> None:
-        """Until no encoded request is left and no step in flight."""
+        """Wait until there is no encoded request and no step in flight."""
         await self._idle.wait()
 
     def stop(self) -> None:
@@ -154,8 +153,8 @@ class CoreLoop:
     # -- the loop
 
     async def run(self) -> None:
-        """Serve until `stop`. A bug here ends every request with an error, and the loop; what ends
-        the program, Ctrl-C say, does so too and goes on to the event loop."""
+        """Serve until `stop`. A bug ends every request with an error, and the loop. An exception
+        that ends the program, like Ctrl-C's, does the same and then goes on to the event loop."""
         try:
             await self._serve()
         except asyncio.CancelledError as error:
@@ -167,7 +166,7 @@ class CoreLoop:
             raise
         except BaseException as error:
             if running_loop() is not self._loop:
-                raise  # GeneratorExit: the loop has gone and the task is collected
+                raise  # GeneratorExit: the loop is gone and the task is being collected
             logger.exception("the core loop failed")
             self._fail(error, _failed(error).with_cause(error))
         finally:
@@ -209,8 +208,10 @@ class CoreLoop:
         return plan
 
     async def _drain(self) -> None:
-        """Take requests out of the scheduler whose readers have left, and new ones in. Where there
-        are thousands, the loop has others to run meanwhile."""
+        """Remove requests whose readers have left from the scheduler, and submit new ones.
+
+        Yield to the event loop now and then, since there may be thousands.
+        """
         table, handled = self.table, 0
         while table.leaving or table.queued:
             if (leaving := table.next_leaving()) is not None:
@@ -279,7 +280,7 @@ class CoreLoop:
                 if self.observer_events.observers.watch_steps:
                     parts = self.observer_events.parts_of(plan, brought)
         except RunnerFailedError:
-            raise  # no step will do better: the engine ends
+            raise  # no later step can succeed: the engine ends
         except Exception as error:
             failure = error
         else:
@@ -302,7 +303,7 @@ class CoreLoop:
         )
 
     def _guide(self, sample: LiveSample, guide: Guide) -> None:
-        """What may come next in a completion is known."""
+        """Apply what a grammar allows next in a completion."""
         if self.table.samples.get(sample.sequence_id) is not sample:
             return  # it has ended meanwhile
         sequence_id, error = sample.sequence_id, guide.error
@@ -317,7 +318,7 @@ class CoreLoop:
         self._wake.set()
 
     def _note_end(self, plan: StepPlan) -> None:
-        """A step in flight has ended; the next one, if there is one, goes on from here."""
+        """Account for the time of a step that has ended. The next one, if in flight, begins now."""
         now = self._clock()
         step_seconds = now - self._launched_seconds
         self.times.step_seconds += step_seconds
@@ -327,8 +328,8 @@ class CoreLoop:
         self.scheduler.charge(plan, step_seconds)
 
     def _commit(self, outcome: StepOutcome) -> Exception | None:
-        """Take in and deliver what the oldest step brought; why it fails, where that isn't an
-        outcome of this step."""
+        """Commit and deliver the outcome of the oldest step. Return the error if the outcome
+        doesn't fit the step."""
         times, clock = self.times, self._clock
         began = clock()
         try:
@@ -338,7 +339,7 @@ class CoreLoop:
         committed = clock()
         self.delivery.deliver(updates)
         if self.guides.is_used:
-            if outcome.token_counts:  # a mask came late, perhaps
+            if outcome.token_counts:  # perhaps a mask came late
                 for plan in self.pipeline.in_flight:
                     self.guides.let_go(plan.step, self.scheduler.dropped_rows(plan))
             self.guides.ask()
@@ -359,8 +360,8 @@ class CoreLoop:
 
 
 def _failed(failure: BaseException) -> EngineFailedError:
-    """What a reader is told of the end of the engine. A bug says nothing to it; that its device is
-    gone does."""
+    """Make the error that readers get when the engine ends. It hides the details of a bug, but
+    names the loss of a device."""
     if isinstance(failure, RunnerFailedError):
         return EngineFailedError(f"the engine failed: {failure}").with_cause(failure)
     error = EngineFailedError("the engine failed; see its log")

@@ -1,6 +1,6 @@
-"""From the scheduler's updates to readers: text, mailboxes, ends, and readers that are too slow.
+"""Delivery of the scheduler's updates to readers: text, mailboxes, ends, and readers too slow.
 
-Everything here concerns one request at a time: what goes wrong with one ends that one.
+Everything here concerns one request at a time. An error in one ends only that one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ __all__ = ["Delivery"]
 
 
 class Delivery:
-    """Brings a scheduler's updates to the readers of one engine, and tells it of them.
+    """Brings a scheduler's updates to the readers of one engine, and tells the scheduler of
+    readers.
 
-    `wake` is called where the core loop has something to do, `note` with each token that was drawn
-    for a constrained completion which goes on.
+    `wake` is called when the core loop has something to do. `note` is called with each token drawn
+    for a constrained completion that goes on.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class Delivery:
     def deliver(
         self, updates: Sequence[SequenceUpdate], step_error: StepError | None = None
     ) -> None:
-        """`step_error` is what becomes of the requests whose step failed."""
+        """Deliver updates in order. `step_error` is the error for requests whose step failed."""
         for number, update in enumerate(updates):
-            # Unknown: its request ended, perhaps by what this very step brought another sample.
+            # Not found: its request ended, perhaps by what this step brought another sample.
             sample = self._table.samples.get(update.sequence_id)
             if sample is None:
                 continue
@@ -106,8 +107,10 @@ class Delivery:
         return RequestFailedError(str(update.error))
 
     def _disregard(self, sample: LiveSample, updates: Sequence[SequenceUpdate]) -> None:
-        """What the step of a stop string brought behind it is no token of a completion, nor a guess
-        that was of use."""
+        """Uncount tokens that a step drew after the token that completed a stop string.
+
+        They are not part of the completion, and accepted draft tokens among them were of no use.
+        """
         drawn = [one for one in updates if one.sequence_id == sample.sequence_id and not one.forced]
         self._scheduler.counters.tokens_generated -= len(drawn)
         constrained = sample.constrained
@@ -115,7 +118,7 @@ class Delivery:
             sample.mailbox.account.accepted_tokens -= len(drawn)
 
     def _deliver_token(self, sample: LiveSample, token_id: int, update: SequenceUpdate) -> bool:
-        """Whether a stop string ended with it."""
+        """Deliver a token; return True if it completed a stop string."""
         reason, assembler = update.finish_reason, sample.assembler
         is_end = reason is FinishReason.STOP and sample.request.ends_with(token_id)
         try:
@@ -146,7 +149,7 @@ class Delivery:
         return stopped
 
     def _deliver_look(self, sample: LiveSample, update: SequenceUpdate) -> None:
-        """All that a request wants of its prompt is there."""
+        """Deliver results for the prompt itself: a request without completion has ended."""
         sample.request.mailbox.pooled = update.pooled
         self._table.begin(sample.request)
         self._end_sample(sample, FinishReason.LENGTH, None)
@@ -154,7 +157,7 @@ class Delivery:
     def _end_sample(
         self, sample: LiveSample, reason: FinishReason, stop_reason: int | str | None
     ) -> None:
-        """A sample came to its own end, and with the last one its request."""
+        """End a sample, and with the last one its request."""
         was_last = self._table.end_sample(sample)
         sample.request.mailbox.finish_sample(sample.index, reason, stop_reason)
         if was_last:
@@ -163,7 +166,7 @@ class Delivery:
     # -- the ends of requests
 
     def fail(self, request: LiveRequest, error: AioserveError) -> None:
-        """What goes wrong in one sample ends its request."""
+        """End a request with an error, all of its samples included."""
         self.drop(request)
         request.mailbox.finish(FinishReason.ERROR, error)
 
@@ -174,8 +177,10 @@ class Delivery:
         self._end(request)
 
     async def abort_all(self, error: AioserveError) -> int:
-        """End every request that there is now with `error`; how many there were. Where there are
-        thousands, the loop has others to run meanwhile."""
+        """End all present requests with `error`; return their number.
+
+        Yield to the event loop now and then, since there may be thousands.
+        """
         ended = 0
         for handled, request in enumerate(list(self._table), 1):
             self.drop(request)
@@ -186,7 +191,7 @@ class Delivery:
         return ended
 
     def end_all(self, reason: FinishReason, error: AioserveError) -> int:
-        """End every request that is encoded, without the scheduler; how many there were."""
+        """End every encoded request without telling the scheduler; return their number."""
         ended = 0
         for request in self._table:
             if request.state is not RequestState.ENCODING:
@@ -202,8 +207,8 @@ class Delivery:
     # -- from the readers
 
     def reader_did(self, request: LiveRequest, event: ReaderEvent) -> None:
-        """A reader may leave at any moment, perhaps from within the garbage collector: the
-        scheduler hears of it when the loop comes to it."""
+        """Handle an event of a reader. A reader may leave at any moment, perhaps from within the
+        garbage collector, so the core loop tells the scheduler later."""
         if event is ReaderEvent.LEFT:
             self._table.leave(request)
             self._wake()
@@ -223,7 +228,7 @@ class Delivery:
     # -- ends that a clock brings
 
     def watch_deadline(self, request: LiveRequest, deadline_seconds: float | None) -> None:
-        """End a request that has just entered so long after it was submitted, wherever it is."""
+        """End a new request `deadline_seconds` after its submission, whatever its state."""
         if deadline_seconds is not None:
             at = request.mailbox.started_seconds + deadline_seconds
             request.deadline_timer = self._loop.call_at(at, self._expire, request, deadline_seconds)

@@ -1,7 +1,7 @@
 """`Engine`: the library's front door.
 
-Nothing here or below installs a signal handler or starts a process, and nothing but the kernels'
-threads and instruction set is shared by the engines of a process.
+Nothing here or below installs a signal handler or starts a process. Engines of one process share
+only the kernels' threads and instruction set.
 """
 
 from __future__ import annotations
@@ -60,24 +60,28 @@ class Engine(EngineFacts, EnteredByAsync):
             async for token in engine.stream("Once upon a time"):
                 print(token.text, end="")
 
-    `model` is a Hugging Face directory, a hub id in the local cache, or "pyhelp", the model that
-    comes with aioserve. `policy` is the name of a scheduling policy that a plugin offers, options
-    behind it ("round_robin:chunk_size=512"), a class of a file ("FILE.py:CLASS"), or a
-    `SchedulingPolicy` object, which then belongs to this engine. `plugins` are objects with hook
-    implementations that needn't be installed. Installed observers and admission checks are part of
-    every engine. `progress` is called while weights load, in the loading thread, with bytes done
-    and bytes in all; `capture_progress` while CUDA graphs are captured, on the event loop, with
-    graphs done and graphs in all, from 0 on. Entering raises what they raise. Neither goes with a
-    `ModelSource`, which loads as it likes. The other options are the fields of
-    `aioserve.config.EngineConfig`.
+    - `model`: a Hugging Face directory, a hub id in the local cache, or "pyhelp", the model that
+      comes with aioserve.
+    - `policy`: the name of a scheduling policy from a plugin, optionally with options
+      ("round_robin:chunk_size=512"). Also a class in a file ("FILE.py:CLASS"), or a
+      `SchedulingPolicy` object, which then belongs to this engine.
+    - `plugins`: objects with hook implementations; they needn't be installed. Installed observers
+      and admission checks are part of every engine.
+    - `progress`: called with bytes done and total bytes while weights load, in the loading thread.
+    - `capture_progress`: called with graphs done (from 0) and total graphs while CUDA graphs are
+      captured, on the event loop.
 
-    An engine works between `async with` and its end, once, on one event loop of asyncio; several
-    engines may live on one loop. Raises `ConfigError` for an option outside its range, or without
-    effect beside another, and where none but the bundled plugins could offer the drafter,
-    `UnknownPolicyError` where this is so of the policy; entering raises `ModelError`,
-    `UnknownPolicyError`, `PluginError`, `ConfigError` for a name that no plugin offers, and
-    `WrongLoopError` where no loop of asyncio runs. The collector closes what is left of an engine
-    that was dropped unclosed, with a `ResourceWarning`.
+    Exceptions of both callbacks propagate from entering. Neither can be given with a `ModelSource`,
+    which loads in its own way. The other options are the fields of `aioserve.config.EngineConfig`.
+
+    An engine works from `async with` to its end, once, on one asyncio event loop. Several engines
+    may share a loop. The constructor raises `ConfigError` for an option outside its range, or
+    without effect beside another. If only the bundled plugins could offer a policy or drafter, the
+    constructor also refuses an unknown policy (`UnknownPolicyError`) or drafter (`ConfigError`).
+
+    Entering raises `ModelError`, `UnknownPolicyError`, `PluginError`, `ConfigError` for a name that
+    no plugin offers, and `WrongLoopError` outside an asyncio loop. An engine that is dropped
+    unclosed is closed by the garbage collector, with a `ResourceWarning`.
     """
 
     @takes_arguments(EngineArguments)
@@ -100,28 +104,31 @@ class Engine(EngineFacts, EnteredByAsync):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End every request, and return when nothing of the engine runs any more: while it loads,
-        when what loads is done and `__aenter__` has raised. May be called again, and before
-        entering, which is then refused. Raises `WrongLoopError` on another event loop."""
+        """End every request, and return once nothing of the engine runs any more.
+
+        While the engine still loads, return after the load has stopped and `__aenter__` has raised.
+        May be called again. Before entering, it makes a later entering fail. Raises
+        `WrongLoopError` on another event loop.
+        """
         await self._lifecycle.close()
 
     async def drain(self, deadline_seconds: float | None = None) -> int:
-        """Take no more requests, and wait until those there are have ended.
+        """Refuse new requests, and wait until the present ones have ended.
 
-        Requests that haven't after `deadline_seconds` are ended with `EngineClosedError`; the
-        result is their number. None waits as long as it takes. Raises `ConfigError` for a deadline
-        that is no number of at least 0, and has then changed nothing.
+        Requests that go on after `deadline_seconds` end with `EngineClosedError`; return their
+        number. None waits as long as it takes. Raises `ConfigError` unless the deadline is None or
+        a number of at least 0, and then changes nothing.
         """
         return await self._lifecycle.drain(checked_deadline(deadline_seconds))
 
     def __del__(self) -> None:
-        # A constructor that failed leaves none.
+        # A constructor that failed has set no lifecycle.
         lifecycle: EngineLifecycle | None = getattr(self, "_lifecycle", None)
         if lifecycle is not None:
             lifecycle.abandon(self)
 
     def __reduce__(self) -> NoReturn:
-        # The end of a copy would be that of the engine.
+        # The end of a copy would end the engine itself.
         raise TypeError("an Engine can't be copied or pickled")
 
     def __repr__(self) -> str:
@@ -139,42 +146,44 @@ class Engine(EngineFacts, EnteredByAsync):
         """Submit a request and return its stream at once.
 
         `prompt` is text, token ids, or chat messages (dicts with "role" and "content") for a model
-        with a chat template. Without `params` the model is sampled as its makers say in
-        generation_config.json, greedily if they say nothing, until it ends by itself. Requests
-        share cached prefixes only with others of the same `cache_salt` (1 to 256 characters).
+        with a chat template. Without `params`, sampling follows the model's generation_config.json,
+        or is greedy if that says nothing, until the model ends the answer. Requests share cached
+        prefixes only with others of the same `cache_salt` (1 to 256 characters).
 
-        The scheduling policy sees on whose behalf a request comes, `tenant` (1 to 512 characters),
-        its `priority` (an int of 32 bits; the policy `priority` serves the lowest first), and what
-        its sender wants: the first token `ttft_target_seconds` after this call, and each further
-        one within `tpot_target_seconds` on average (both above 0 and finite). What it makes of them
-        is up to the policy. It also sees `metadata`, a mapping of str to str (at most 16, keys of
-        up to 64 characters, values of up to 512), of which it gets a copy; which conversation or
-        agent the request is part of, `session_id` (1 to 256 characters); and how long its sender
-        expects each answer to be, `predicted_output_tokens` (at least 1), a forecast and no limit.
+        The scheduling policy sees these hints, and may use them as it likes:
 
-        A request that hasn't ended `deadline_seconds` after this call (above 0 and finite) is
-        ended, wherever it is: the reader of its stream gets the tokens that came before, and then
-        `DeadlineExceededError`. A policy sees that too.
+        - `tenant`: on whose behalf the request comes, 1 to 512 characters.
+        - `priority`: an int of 32 bits. The policy `priority` serves the lowest first.
+        - `ttft_target_seconds`: wanted time from this call to the first token, above 0 and finite.
+        - `tpot_target_seconds`: wanted average time for each further token, above 0 and finite.
+        - `metadata`: a mapping of str to str, copied. At most 16 entries, with keys of up to 64
+          characters and values of up to 512.
+        - `session_id`: the conversation or agent that the request is part of, 1 to 256 characters.
+        - `predicted_output_tokens`: expected length of each answer, at least 1. A forecast, not a
+          limit.
+        - `deadline_seconds`: see below.
 
-        With messages alone go `tools` (those of the OpenAI API), `chat_template_kwargs`, which are
-        variables of the template's own such as `enable_thinking`, and how the prompt ends: with the
-        start of an answer (`add_generation_prompt`), or in the midst of the last message, which the
-        answer then goes on with (`continue_final_message`).
+        A request that goes on `deadline_seconds` after this call (above 0 and finite) is ended, in
+        whatever state it is. Its reader gets the tokens so far, and then `DeadlineExceededError`.
 
-        With `truncate_prompt_tokens`, in [1, max_model_len), a longer prompt is cut to so many: its
-        last tokens are left, or with `truncation_side="right"` its first. -1 leaves room for
-        `max_tokens`.
+        Only messages go with `tools` (as in the OpenAI API) and `chat_template_kwargs` (the
+        template's own variables, for example `enable_thinking`). For messages, the prompt ends with
+        the start of an answer (`add_generation_prompt`), or within the last message, which the
+        answer then continues (`continue_final_message`).
+
+        `truncate_prompt_tokens`, in [1, max_model_len), cuts a longer prompt to its last tokens, or
+        with `truncation_side="right"` to its first. -1 leaves room for `max_tokens`.
 
         Raises `InvalidPromptError`, `PromptTooLongError`, `InvalidSamplingError`,
-        `DuplicateRequestError`, `InvalidRequestError` for a bad id, salt, tenant, priority, target,
-        deadline, metadata, session, forecast or truncation, `QueueFullError`, `EngineClosedError`
-        and `WrongLoopError`. What only encoding the prompt can show is raised by the first read of
-        the stream instead.
+        `DuplicateRequestError`, `QueueFullError`, `EngineClosedError` and `WrongLoopError`. Raises
+        `InvalidRequestError` for a bad id, salt, tenant, priority, target, deadline, metadata,
+        session, forecast or truncation. Errors that only encoding the prompt can find are raised by
+        the first read of the stream instead.
         """
         check_names(self.stream, options, StreamOptions)
         return TokenStream(self._lifecycle.usable().intake.submit(prompt, params, **options))
 
-    # Python keeps all overloads for ever, and with them this module and what it holds.
+    # Python keeps all overloads forever, and with them this module and everything it holds.
     if TYPE_CHECKING:
 
         @overload
@@ -203,17 +212,19 @@ class Engine(EngineFacts, EnteredByAsync):
         progress: Progress = None,
         **options: Unpack[StreamOptions],
     ) -> Completion | list[Completion]:
-        """The whole completion at once; otherwise as `stream`. Cancelling it ends the request.
-        Where very many are called at once, some wait for turns of the event loop first.
+        """Return the whole completion at once; otherwise as `stream`. Cancelling ends the request.
 
-        Several prompts give a list in their order. Number `i` has the id `request_id`-`i`, and
-        `params` are one for all, or a list of one for each. The first that fails ends the others.
-        `progress` is called with how many are done, from 0 on, and how many there are; None draws a
-        bar on a terminal, which moves with each token, and False doesn't."""
+        If very many calls are made at once, some wait for turns of the event loop first.
+
+        Several prompts give a list in their order. Request `i` has the id `request_id`-`i`.
+        `params` are one for all, or a list with one for each. The first request that fails ends the
+        others. `progress` is called with the number of finished requests, from 0 on, and their
+        total. None draws a bar on a terminal, which moves with each token; False draws nothing.
+        """
         check_names(self.generate, options, StreamOptions)
         self._lifecycle.usable()
         if holds_prompts(prompt):
-            # Others find room in the queue.
+            # The rest wait until the queue has room.
             at_once = self.config.max_num_seqs + self.config.max_waiting // 2
             return await completions_of(self._submit, prompt, params, at_once, progress, options)
         check_no_progress(progress)
@@ -223,7 +234,7 @@ class Engine(EngineFacts, EnteredByAsync):
     async def _submit(
         self, prompt: Prompt, params: SamplingParams | None, options: StreamOptions
     ) -> TokenStream:
-        """The stream of a request, with what `best_of` needs."""
+        """Return the stream of a request, sampled as `best_of` needs."""
         await self._lifecycle.usable().turns.take()
         return self.stream(prompt, with_best_of(params), **options)
 
@@ -238,16 +249,18 @@ class Engine(EngineFacts, EnteredByAsync):
         early_stopping: EarlyStopping = False,
         **options: Unpack[BeamSearchOptions],
     ) -> tuple[Beam, ...]:
-        """The `beam_width` answers that a beam search finds, best first: those of transformers'
-        `generate` with `num_beams` and the same `length_penalty` and `early_stopping`.
+        """Return the `beam_width` best answers of a beam search, best first.
 
-        A stop string or id ends a beam as an end-of-sequence id does, and its text as that of any
-        answer (`SamplingParams`). Penalties, biases, processors and what forbids tokens change a
-        beam's log-probabilities, as they do there. `deadline_seconds` is that of the whole search.
+        They equal those of transformers' `generate` with `num_beams` and the same `length_penalty`
+        and `early_stopping`. A stop string or id ends a beam like an end-of-sequence id, and its
+        text like that of any answer (`SamplingParams`). Penalties, biases, processors and forbidden
+        tokens change the log-probabilities of a beam, as they do there. `deadline_seconds` limits
+        the whole search.
 
         Each token of the answers takes a round of up to `beam_width` requests of one token, which
-        share their pages in the prefix cache; otherwise as `generate`. Raises what `stream` does,
-        and `InvalidSamplingError` for a search outside its range (`docs/reference/requests.md`).
+        share their pages in the prefix cache. Otherwise it works as `generate`. Raises what
+        `stream` does, and `InvalidSamplingError` for a search outside its range
+        (`docs/reference/requests.md`).
         """
         check_names(self.beam_search, options, BeamSearchOptions)
         given: dict[str, Any] = dict(options)
@@ -276,28 +289,31 @@ class Engine(EngineFacts, EnteredByAsync):
         max_whitespace: int | None = None,
         **options: Unpack[StreamOptions],
     ) -> ChatStream:
-        """Submit messages and return the stream of their answer's parts, at once: content,
-        reasoning and tool calls. `await engine.chat(...).completion()` is the whole answer.
+        """Submit messages and return at once a stream of the answer's content, reasoning and tool
+        calls.
 
-        `tool_parser` and `reasoning_parser` name how the model writes these; "auto"
-        is what the engine's options of these names say, or else what the chat template is written
-        for, of tool calls where `tools` are given, and nothing where the params ask for
-        `structured_output`, all of which is content. But beside `tools` an answer is calls alone,
-        or else JSON of the form, where that is a `json_schema` or a `json_object`.
+        `await engine.chat(...).completion()` is the whole answer.
 
-        With `strict_tools`, names of functions in `tools`, what an answer calls is one of the
-        tools, and the arguments of a call to one of these are what its parameters take; all else
-        that the model writes is free. With `required_tools`, such names too, an answer is calls of
-        these, one at least, and nothing else beside reasoning; their arguments are held likewise.
-        With `parallel_tool_calls=False`, which goes with both, it calls one at most;
-        `max_whitespace`, too, is that of `StructuredOutput` for the JSON of calls.
+        `tool_parser` and `reasoning_parser` name how the model writes these. By default, "auto",
+        the engine's options of these names say it, or else the chat template's own format is read.
+        Tool calls in the template's format are read only if `tools` are given. Beside a
+        `structured_output`, "auto" reads neither: all of the completion is content. But with
+        `tools` and a `json_schema` or `json_object`, an answer is either calls alone, or JSON of
+        that form.
 
-        The other options and errors are those of `stream`, and `InvalidRequestError` where a
-        parser is unknown, or a strict or required tool is.
+        `strict_tools` are names of functions in `tools`. An answer then calls only given tools, and
+        calls of the named ones have arguments that fit their parameters. All other text is free.
+        `required_tools` are names of functions, too. An answer is then one or more calls of these,
+        with fitting arguments, and nothing else but reasoning. With either,
+        `parallel_tool_calls=False` allows one call at most, and `max_whitespace` limits white space
+        in the JSON of calls, as in `StructuredOutput`.
+
+        Other options and errors are those of `stream`. Raises `InvalidRequestError` for an unknown
+        parser, or an unknown strict or required tool.
         """
         check_names(self.chat, options, StreamOptions)
         live = self._lifecycle.usable()
-        # What is no SamplingParams is refused where requests come in.
+        # The intake refuses anything but SamplingParams.
         wanted = None
         if params is not None and issubclass(type(params), SamplingParams):
             wanted = params.structured_output
@@ -328,10 +344,12 @@ class Engine(EngineFacts, EnteredByAsync):
         top_logprobs: int = 0,
         **options: Unpack[PromptOnlyOptions],
     ) -> Score:
-        """How likely the model finds `continuation`, text or token ids, behind the prompt; nothing
-        is generated. `top_logprobs` of the most likely tokens are told at each place, in [0, 64].
-        Other options and errors are those of `generate`; `ttft_target_seconds` says how soon the
-        score is wanted."""
+        """Compute how likely the model finds `continuation` after the prompt. Generates nothing.
+
+        `continuation` is text or token ids. `top_logprobs`, in [0, 64], is the number of most
+        likely tokens to report at each position. Other options and errors are those of `generate`.
+        `ttft_target_seconds` says how soon the score is wanted.
+        """
         check_names(self.score, options, PromptOnlyOptions)
         scores = await scores_of(
             self._lifecycle,
@@ -352,8 +370,10 @@ class Engine(EngineFacts, EnteredByAsync):
         top_logprobs: int = 0,
         **options: Unpack[PromptOnlyOptions],
     ) -> list[Score]:
-        """Score several continuations, each by itself behind the prompt, which is computed
-        once. They are as many requests: number `i` has the id `request_id`-`i`."""
+        """Score several continuations, each by itself after the prompt, which is computed once.
+
+        Each is a request: number `i` has the id `request_id`-`i`.
+        """
         check_names(self.score_each, options, PromptOnlyOptions)
         return await scores_of(
             self._lifecycle,
@@ -374,13 +394,17 @@ class Engine(EngineFacts, EnteredByAsync):
         prompt_name: str | None = None,
         **options: Unpack[EmbedOptions],
     ) -> npt.NDArray[np.float32]:
-        """The model's hidden states behind the final norm, pooled to one vector: float32
-        `[hidden]` of a prompt, `[N, hidden]` of a sequence of N, which are as many requests.
+        """Pool the model's hidden states after the final norm to one vector: float32 `[hidden]`.
 
-        `pooling` takes the state of the "last" token, that of the first ("cls"), or the "mean" of
-        all; `normalize` divides by the Euclidean length. What is None is as the model's files say
-        (`retrieval`), or else "last" and True. `prompt_name` names the prompt of the model's that
-        goes before each text; "" is none. Other options, ids and errors are those of `score_each`.
+        A sequence of N prompts gives `[N, hidden]`, by N requests.
+
+        - `pooling`: the state of the "last" token, that of the first ("cls"), or the "mean" of all.
+        - `normalize`: divide by the Euclidean length.
+        - `prompt_name`: one of the model's own prompts to put before each text; "" puts nothing
+          there.
+
+        The defaults are those of the model's files (`retrieval`), or else "last" and True. Other
+        options, ids and errors are those of `score_each`.
         """
         check_names(self.embed, options, EmbedOptions)
         vectors, _ = await self.embed_counted(
@@ -417,10 +441,13 @@ class Engine(EngineFacts, EnteredByAsync):
         instruction: str | None = None,
         **options: Unpack[PromptOnlyOptions],
     ) -> tuple[npt.NDArray[np.float32], Usage]:
-        """Return how relevant, in [0, 1], a reranker finds the document of each pair (query,
-        document): float32 `[N]`, and the token counts of all. `instruction` says what is looked
-        for, in place of the reranker's own. Raises `InvalidRequestError` where the model is none
-        (`tells_relevance`); other options, ids and errors are those of `embed`."""
+        """Return how relevant a reranker finds the document of each pair (query, document).
+
+        Relevances are float32 `[N]`, in [0, 1]. Token counts are those of all pairs together.
+        `instruction` says what to look for, in place of the reranker's own. Raises
+        `InvalidRequestError` if the model is no reranker (`tells_relevance`). Other options, ids
+        and errors are those of `embed`.
+        """
         check_names(self.relevance, options, PromptOnlyOptions)
         return await relevance_of(self._lifecycle, pairs, instruction=instruction, **options)
 
@@ -432,9 +459,12 @@ class Engine(EngineFacts, EnteredByAsync):
         add_special_tokens: bool = True,
         **options: Unpack[EncodeOptions],
     ) -> list[int]:
-        """The token ids that a request with this prompt would have, encoded as it is: within the
-        same limits, and off the event loop where it takes long. `add_special_tokens` says whether
-        text is framed as the model expects. Raises what `stream` does for a prompt."""
+        """Return the token ids that a request with this prompt would have.
+
+        The limits are those of requests, and long prompts are encoded off the event loop.
+        `add_special_tokens` frames text as the model expects. Raises what `stream` does for a
+        prompt.
+        """
         check_names(self.encode, options, EncodeOptions)
         intake = self._lifecycle.usable().intake
         return await token_ids_of(intake, prompt, options, add_special_tokens=add_special_tokens)
@@ -442,15 +472,18 @@ class Engine(EngineFacts, EnteredByAsync):
     # -- while it runs
 
     def reset_prefix_cache(self) -> int:
-        """Forget the cached prefixes that no request uses; return how many KV pages they had, on
-        the device and on the host. Raises what `stream` does where the engine takes no requests."""
+        """Forget cached prefixes that no request uses; return the number of KV pages they held.
+
+        The number counts pages on the device and on the host. Raises what `stream` does if the
+        engine takes no requests.
+        """
         return self._lifecycle.usable().scheduler.memory.forget_cached()
 
     def observe(self, observer: Observer) -> Callable[[], None]:
-        """Tell `observer` of what happens from now on; call what is returned to end that.
+        """Report events to `observer` from now on; call the returned function to stop.
 
-        It may be given before the engine is entered. Raises `ConfigError` for what is no `Observer`
-        or has an async method, and `WrongLoopError` in another thread than the engine's.
+        May be called before the engine is entered. Raises `ConfigError` for an object that is no
+        `Observer` or has an async method, and `WrongLoopError` in another thread than the engine's.
         """
         check_observer_object(observer)
         return self._lifecycle.observe(observer)

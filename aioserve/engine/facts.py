@@ -1,4 +1,4 @@
-"""What an engine tells of its model and of itself. Changes nothing."""
+"""Facts that an engine reports about its model and itself. Read-only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DIALS = ("enable_thinking", "reasoning_effort")
 
 
 class EngineFacts:
-    """The part of `Engine` that is asked and never waited for."""
+    """The part of `Engine` whose members answer at once."""
 
     def __init__(self, config: EngineConfig, lifecycle: EngineLifecycle) -> None:
         self.config: EngineConfig = config
@@ -38,7 +38,7 @@ class EngineFacts:
 
     @property
     def facts(self) -> ModelFacts:
-        """All that is fixed about the loaded model, as one value."""
+        """All fixed facts about the loaded model, as one value."""
         if self._facts is None:
             self._facts = self._facts_of(self._lifecycle.started().model)
         return self._facts
@@ -64,7 +64,7 @@ class EngineFacts:
 
     @property
     def model_name(self) -> str:
-        """What was loaded: a name, a hub id or a path, as it was given."""
+        """Name, hub id or path of the loaded model, as it was given."""
         return self._lifecycle.started().model.name
 
     @property
@@ -77,12 +77,14 @@ class EngineFacts:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether prompts may be text, and answers have any. Token ids always may be given."""
+        """True if prompts may be text, and answers include text. Token ids are always accepted."""
         return self._lifecycle.started().model.tokenizer is not None
 
     def filled_in(self, prefix: str, suffix: str) -> str | None:
-        """The prompt of what stands between two texts, as the model was trained for it (FIM); None
-        where its tokenizer has no marks for that. Raises `ModelError` without a tokenizer."""
+        """Prompt that asks for the text between `prefix` and `suffix` (fill in the middle).
+
+        None if the tokenizer has no fill-in tokens. Raises `ModelError` without a tokenizer.
+        """
         _ = self.tokenizer
         return self.facts.filled_in(prefix, suffix)
 
@@ -93,21 +95,26 @@ class EngineFacts:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether prompts may be lists of messages."""
+        """True if prompts may be lists of messages."""
         return self._lifecycle.started().model.chat_template is not None
 
     def template_reads(self, name: str) -> bool:
-        """Whether the chat template has that word, the name of a role or of a variable, anywhere;
-        False where there is no template. Raises `InvalidRequestError` for no str of 1 to 256
-        characters."""
+        """True if the chat template contains `name`, the name of a role or of a variable, anywhere.
+
+        False without a template. Raises `InvalidRequestError` unless `name` is a str of 1 to 256
+        characters.
+        """
         name = check(InvalidRequestError, "name", name, text(1, 256))
         template = self._lifecycle.started().model.chat_template
         return template is not None and template.for_tools(name == "tools").reads(name)
 
     @property
     def reads_tool_calls(self) -> bool:
-        """Whether `chat` takes `tools` without a `tool_parser` beside them: the chat template reads
-        them, and it or the engine's options tell how the model calls them."""
+        """True if `chat` takes `tools` without a `tool_parser`.
+
+        That needs a chat template that reads tools, and a known format of calls, from the template
+        or the engine's options.
+        """
         template = self._lifecycle.started().model.chat_template
         if template is None or not (template := template.for_tools(True)).reads("tools"):
             return False
@@ -115,8 +122,11 @@ class EngineFacts:
 
     @property
     def reasons(self) -> bool:
-        """True if the model may reason before it answers. Its chat template or the engine's options
-        tell how it writes that, or the template has a switch or an effort of it."""
+        """True if the model may reason before it answers.
+
+        That needs a known format of reasoning, from the chat template or the engine's options, or a
+        template with a variable that controls reasoning.
+        """
         template = self._lifecycle.started().model.chat_template
         source = "" if template is None else template.source
         if reasoning_format_named(self.config.reasoning_parser, source) is not None:
@@ -125,8 +135,11 @@ class EngineFacts:
 
     @property
     def calls_in_channels(self) -> bool:
-        """Whether the model writes calls as messages in channels, as it writes its answers: so
-        `chat` reads them, and JSON in an answer isn't what the model was trained to call with."""
+        """True if the model writes calls as messages in channels, the way it writes its answers.
+
+        `chat` then reads calls from channels, and the model was not trained to call by JSON in an
+        answer.
+        """
         template = self._lifecycle.started().model.chat_template
         if template is None or not self.reads_tool_calls:
             return False
@@ -135,42 +148,47 @@ class EngineFacts:
 
     @property
     def retrieval(self) -> Retrieval:
-        """How texts are embedded where a request doesn't say: as the model's files do."""
+        """Defaults for embedding requests, from the model's files."""
         return self._lifecycle.started().model.retrieval
 
     @property
     def generates(self) -> bool:
-        """True where the model makes text; False where it makes embeddings alone."""
+        """True if the model generates text; False if it only makes embeddings."""
         return self._lifecycle.started().model.generates
 
     @property
     def tells_relevance(self) -> bool:
-        """Whether the model is a reranker, so that `relevance` takes pairs of texts."""
+        """True if the model is a reranker, so that `relevance` takes pairs of texts."""
         return self._lifecycle.started().model.reranker is not None
 
     @property
     def default_params(self) -> SamplingParams:
-        """How requests without parameters are sampled."""
+        """Sampling of requests without parameters."""
         return self._lifecycle.started().model.defaults
 
     @property
     def says_sampling(self) -> bool:
-        """True if the model's files set `default_params`. False for a GGUF file that says nothing
-        of sampling: they are then those of llama.cpp."""
+        """True if the model's files set `default_params`. False for a GGUF file without sampling
+        settings: the defaults are then llama.cpp's."""
         return self._lifecycle.started().model.says_sampling
 
     @property
     def state(self) -> EngineState:
-        """Where it is in its life; "failed" where a bug or its device has ended it."""
+        """Stage of the engine's life; "failed" after a bug or the loss of its device has ended
+        it."""
         return self._lifecycle.state
 
     def stats(self) -> EngineStats:
-        """The engine's numbers at this moment; also after it was closed. Raises `WrongLoopError`
-        where they may change in another thread meanwhile."""
+        """Return the engine's numbers at this moment; also works after closing.
+
+        Raises `WrongLoopError` if they may change in another thread meanwhile.
+        """
         return stats_of(self._lifecycle.at_rest())
 
     def dump(self) -> dict[str, Any]:
-        """Everything about the engine's state that helps to debug it, as plain values. Raises
-        `WrongLoopError` as `stats` does."""
+        """Return all state of the engine that helps to debug it, as plain values.
+
+        Raises `WrongLoopError` as `stats` does.
+        """
         live = self._lifecycle.at_rest()
         return {"state": self.state, **dump_of(live)}

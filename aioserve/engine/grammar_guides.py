@@ -1,10 +1,10 @@
-"""Tells what may come next in each constrained completion, off the event loop.
+"""Guides constrained completions, off the event loop.
 
-    a token is known ──► on a thread: accept it, take what is forced, make a mask ──► the step that
-                                                                                      draws the next
+    a token is known ──► on a thread: accept it, take forced tokens, make a mask ──► the step that
+                                                                                     draws the next
 
-That step runs meanwhile: its masks come while its forward pass does (`aioserve.sampling.masks`).
-Completions of one step are asked about together.
+That step runs meanwhile: its masks come during its forward pass (`aioserve.sampling.masks`). All
+completions of one step are handled in one call.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from aioserve.sampling.masks import LateMasks
 __all__ = ["GrammarGuides"]
 
 MAX_JUMP = 64
-"""Tokens that are taken at once. They come to a reader's mailbox together, which is bounded; the
-next one is drawn, and may be followed by as many."""
+"""Most forced tokens taken at once. They reach the reader's bounded mailbox together. The next
+token is drawn, and as many forced ones may follow it."""
 
 
 class LookAhead(Enum):
-    """What becomes of tokens that a grammar forces."""
+    """Treatment of tokens that a grammar forces."""
 
     NO = 0
-    """They are drawn one by one, as any others."""
+    """Draw them one by one, like any others."""
     DRAWN = 1
-    """They are drawn, several in a step: one after the other they can't be anything else."""
+    """Draw several in one step. The grammar leaves no other choice for any of them."""
     TAKEN = 2
-    """They are taken without a draw."""
+    """Take them without a draw."""
 
 
 class GrammarGuides:
-    """Guides the constrained completions of one engine. For the thread of the event loop that it is
-    made on; `tell` is called there.
+    """Guides the constrained completions of one engine, on the event loop that it is made on.
 
-    Its own thread starts with the first such completion. Those of large grammars have another one:
-    a completion may need such a grammar compiled anew, and that takes up to some seconds.
+    `tell` is called on that loop. The grammar thread starts with the first constrained completion.
+    Large grammars have a thread of their own: a completion may need its grammar compiled anew,
+    which takes up to some seconds.
     """
 
     def __init__(
@@ -56,20 +56,20 @@ class GrammarGuides:
         self._tell = tell
         self._jump_forward = jump_forward
         self.is_used: bool = False
-        """Whether there has been a constrained completion."""
+        """True once there has been a constrained completion."""
         self._threads: dict[bool, StepThread[list[Guide]]] = {}
-        """The one for large grammars is that of True."""
+        """Grammar threads. Key True: the thread for large grammars."""
         self._asked: dict[LiveSample, list[int]] = {}
-        """Samples that are asked about next, with tokens of theirs."""
+        """New tokens of each sample for the next `ask`."""
         self._running: dict[bool, asyncio.Future[list[Guide]]] = {}
-        """The last call on each thread."""
+        """Last call on each thread."""
         self._launched: dict[int, LateMasks] = {}
         """Masks of steps in flight, by step."""
         self._expecting: set[LiveSample] = set()
-        """Completions of which steps were launched, until they are known to have ended."""
+        """Completions that launched steps sample from, until they are known to have ended."""
 
     def begin(self, sample: LiveSample, grammar: Grammar) -> None:
-        """A new completion. Raises `RuntimeError` where the system has no thread to give."""
+        """Begin a new completion. Raises `RuntimeError` if the system can't start a thread."""
         request = sample.request.request
         if request is None:
             return
@@ -78,8 +78,11 @@ class GrammarGuides:
         self._call(grammar.is_large, {sample: 0}, begin)
 
     def note(self, sample: LiveSample, token_id: int) -> None:
-        """A token was sampled for a completion that goes on. `ask` asks about all but forced ones:
-        what comes behind these was told with them."""
+        """Note a token sampled for a completion that goes on.
+
+        `ask` later passes it to the matcher, unless it was forced: the matcher has taken forced
+        ones.
+        """
         constrained = sample.constrained
         left = -1 if constrained is None else constrained.num_forced_behind(sample.num_delivered)
         if left < 0:
@@ -99,12 +102,15 @@ class GrammarGuides:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something was asked and hasn't been told yet."""
+        """True while an answer from a grammar thread is due."""
         return any(not running.done() for running in self._running.values())
 
     def expect(self, step: int, rows: Sequence[tuple[int, LiveSample | None, int]]) -> LateMasks:
-        """The masks of a step that is about to be launched: of the row with this index, which
-        samples that completion's token at that position."""
+        """Prepare the masks of a step that is about to be launched.
+
+        `rows` has the index of each masked row, its completion, and the position of the token it
+        samples.
+        """
         masks = self._launched[step] = LateMasks([row for row, *_ in rows])
         behind: dict[int, tuple[Guide, int]] = {}
         samples = {row: sample for row, sample, _ in rows}
@@ -120,15 +126,17 @@ class GrammarGuides:
         return masks
 
     def let_go(self, step: int, rows: Iterable[int]) -> None:
-        """Let a step in flight wait no longer for the masks of rows that will be dropped: what they
-        follow from isn't drawn."""
+        """Let a step in flight wait no longer for masks of `rows`.
+
+        The tokens of these rows will be dropped, because the tokens before them are never drawn.
+        """
         if (masks := self._launched.get(step)) is not None:
             for row in rows:
                 masks.bring(row, None)
 
     def release(self, step: int, live: Container[int]) -> None:
-        """A step is done. Let no other wait for completions that have ended: all but those of the
-        `live` sequences."""
+        """Forget a finished step. Completions outside the `live` sequences have ended: no step
+        waits for them any longer."""
         self._launched.pop(step, None)
         for sample in [s for s in self._expecting if s.sequence_id not in live]:
             self._expecting.discard(sample)
@@ -140,9 +148,12 @@ class GrammarGuides:
             await thread.aclose()
 
     def _look_of(self, sample: LiveSample) -> LookAhead:
-        """Tokens may come without a draw where their logits aren't wanted, the grammar alone has a
-        say in them, and no later draw depends on more than their keys and values. Logits processors
-        may count on being called once a token, in one step after the other."""
+        """Choose how to treat forced tokens.
+
+        They may skip the draw if their logits aren't wanted, only the grammar restricts them, and
+        later draws need just their KV. Logits processors may count on one call a token, step by
+        step.
+        """
         request = sample.request.request
         if not self._jump_forward or request is None or request.params.logits_processors:
             return LookAhead.NO
@@ -158,9 +169,11 @@ class GrammarGuides:
         row: int,
         guesses: Sequence[int],
     ) -> None:
-        """On the thread of the steps. Behind a forced token are forced ones, whose masks are known.
-        Behind any other are guesses: then no token of the completion is known that its matcher
-        hasn't taken, and none comes before the step is done."""
+        """Ask for the masks behind the draft tokens of `row`. Runs on the step thread.
+
+        Behind a forced token come forced ones, whose masks are known. Otherwise ask the matcher: it
+        has taken all known tokens of the completion, and no more come before the step is done.
+        """
         sample, count = samples[row], len(guesses)
         if (found := behind.get(row)) is not None:
             guide, place = found
@@ -176,7 +189,7 @@ class GrammarGuides:
     def _call(
         self, is_large: bool, samples: Mapping[LiveSample, int], call: Callable[[], list[Guide]]
     ) -> None:
-        """`samples`: how many tokens of theirs are new."""
+        """Run `call` on a grammar thread. `samples` has the number of new tokens of each."""
         if (thread := self._threads.get(is_large)) is None:
             kind = "large-grammar" if is_large else "grammar"
             thread = self._threads[is_large] = StepThread(f"aioserve-{kind}-{self._name}")
@@ -204,7 +217,7 @@ def _is_large(sample: LiveSample) -> bool:
 
 
 def _begin(sample: LiveSample, grammar: Grammar, end_ids: frozenset[int]) -> list[Guide]:
-    """The first token is sampled, whatever it must be."""
+    """Make the matcher of a completion. Its first token is always drawn, even if it is forced."""
     sample.matcher = grammar.matcher(end_ids)
     return [_next(sample.matcher, LookAhead.NO)]
 
@@ -212,7 +225,7 @@ def _begin(sample: LiveSample, grammar: Grammar, end_ids: frozenset[int]) -> lis
 def _bring_behind(masks: LateMasks, row: int, matcher: Matcher, guesses: Sequence[int]) -> None:
     try:
         found = matcher.behind(guesses)
-    except BaseException:  # of the guesses alone: what goes wrong with a token itself ends it
+    except BaseException:  # only the draft tokens fail; an error in a real token ends it
         found = []
     masks.bring_behind(row, len(guesses), found)
 
@@ -222,7 +235,7 @@ def _advance(steps: Sequence[tuple[Matcher | None, Sequence[int], LookAhead]]) -
 
 
 def _after(matcher: Matcher | None, token_ids: Sequence[int], look: LookAhead) -> Guide:
-    """An error in one completion leaves the others that are asked about with it alone."""
+    """Accept tokens and return the guide for what follows. An error ends this completion alone."""
     token_id = token_ids[0]
     try:
         for token_id in token_ids:
@@ -231,7 +244,7 @@ def _after(matcher: Matcher | None, token_ids: Sequence[int], look: LookAhead) -
         else:
             if matcher is not None:
                 return _next(matcher, look)
-    except BaseException as error:  # a panic in Rust code is none of the `Exception`s
+    except BaseException as error:  # a panic in Rust code is a BaseException
         failed = RequestFailedError("structured_output can't be followed")
         return Guide((), None, failed.with_cause(error))
     if matcher is not None and matcher.error is not None:
@@ -249,14 +262,14 @@ def _after(matcher: Matcher | None, token_ids: Sequence[int], look: LookAhead) -
 
 
 def _not_further(why: str) -> InvalidSamplingError:
-    """The grammar itself has come to its end, or to its limits: another one helps."""
+    """The grammar itself has no way on, or hit its limits: another grammar would help."""
     return InvalidSamplingError(
         f"structured_output can't be followed further: {why}", argument="structured_output"
     )
 
 
 def _next(matcher: Matcher, look: LookAhead) -> Guide:
-    """On a thread, the only one that knows the matcher now."""
+    """Take forced tokens and make the next guide. Runs on the thread that owns the matcher."""
     taken: list[int] = []
     looks = look is not LookAhead.NO
     while looks and (forced := matcher.forced(MAX_JUMP - len(taken))):

@@ -1,7 +1,6 @@
-"""What a caller of `Engine.chat` asks answers to be held to: calls of tools, which may be required,
-or else a form.
+"""Constraints on the answers of `Engine.chat`: calls of tools, required or not, or else a form.
 
-Must not know how a model writes calls, but for whether a mark begins them.
+Must not know how a model writes calls, except if a mark begins them.
 """
 
 from __future__ import annotations
@@ -22,18 +21,20 @@ _OF_JSON = ("json_schema", "json_object")
 
 
 class HeldAnswers(msgspec.Struct, frozen=True):
-    """What answers are held to: that calls name one of the tools, and more."""
+    """Constraints on answers. Calls in them always name one of the tools."""
 
     strict: frozenset[str]
-    """Names of tools whose parameters take the arguments of their calls."""
+    """Names of tools whose calls must have arguments that fit their parameters."""
     one: bool
-    """Whether there is one call at most."""
+    """True if an answer has one call at most."""
     max_whitespace: int | None
-    """Most characters of white space at each place of their JSON, as in `StructuredOutput`."""
+    """Most characters of white space at each place of the JSON of answers, as in
+    `StructuredOutput`."""
     form: StructuredOutput | None = None
-    """What an answer without calls is. None: text."""
+    """Structured output of an answer without calls; None for text."""
     required: frozenset[str] = frozenset()
-    """Names of tools that an answer calls, one of them at least, and says nothing else."""
+    """Names of tools. If there are any, an answer calls one or more of these, and says nothing
+    else."""
 
     @property
     def names(self) -> dict[str, frozenset[str]]:
@@ -42,7 +43,7 @@ class HeldAnswers(msgspec.Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether an answer with calls has nothing beside them."""
+        """True if an answer with calls has nothing beside them."""
         return self.form is not None or bool(self.required)
 
 
@@ -53,8 +54,11 @@ def has_tools(tools: object) -> bool:
 def form_beside_calls(
     wanted: StructuredOutput | None, tools: object, tool_parser: object, config: EngineConfig
 ) -> StructuredOutput | None:
-    """`wanted`, where an answer may be calls of `tools` instead: it is JSON, and calls are read at
-    marks, or as the engine's options or the chat template say."""
+    """Return `wanted` if answers may also be calls of `tools`; otherwise None.
+
+    That needs a JSON form, and calls that begin with marks, or are read as the engine's options or
+    the chat template say.
+    """
     if wanted is None or wanted.kind not in _OF_JSON or not has_tools(tools):
         return None
     name = plain_str(tool_parser) or ""
@@ -64,8 +68,8 @@ def form_beside_calls(
 
 
 def check_marked(held: HeldAnswers | None, parser: type[ToolParser]) -> None:
-    """Raise `InvalidRequestError` where calls, as the parser reads them, have no mark, and there is
-    to be nothing else."""
+    """Raise `InvalidRequestError` if calls are required, but the parser reads them without a
+    mark."""
     if held is not None and held.required and not parser.opens:
         raise InvalidRequestError(
             "required_tools must be empty where the model writes calls as "
@@ -84,10 +88,12 @@ def held_answers(
     is_structured: bool,
     form: StructuredOutput | None,
 ) -> HeldAnswers | None:
-    """Check what a caller asks of answers; None for nothing. `is_structured` says that they have a
-    structured output, `form` which one they have where they have no calls. Raises
-    `InvalidRequestError`."""
-    names = sequence(text(0), MAX_TOOLS)  # those of tools, where what can't be is told by place
+    """Check the constraints on answers; return None if there are none.
+
+    `is_structured`: the request has a structured output. `form`: the structured output of answers
+    without calls. Raises `InvalidRequestError`.
+    """
+    names = sequence(text(0), MAX_TOOLS)  # unknown names are reported by place
     strict = frozenset(check(InvalidRequestError, "strict_tools", strict_tools, names))
     required = frozenset(check(InvalidRequestError, "required_tools", required_tools, names))
     parallel = check(InvalidRequestError, "parallel_tool_calls", parallel_tool_calls, boolean)

@@ -1,12 +1,12 @@
-"""`EngineLike`: the contract between an engine and whoever serves it.
+"""`EngineLike`: the contract between an engine and whatever serves it.
 
     server ──► EngineLike ◄── Engine           a model in this process
                           ◄── a router         several engines as one
                           ◄── a remote engine  a model elsewhere
                           ◄── a test double
 
-It is verbs, and two frozen values: `config` and `facts`. Knows values alone; must not know how an
-engine works.
+It consists of methods and two frozen values, `config` and `facts`. It must not know how an engine
+works.
 """
 
 from __future__ import annotations
@@ -57,30 +57,30 @@ TemplateName = Literal[
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a loaded model, as its engine serves it; none of them changes."""
+    """Facts about a loaded model, as its engine serves it. They never change."""
 
     name: str
-    """Name, hub id or path that was loaded, as it was given."""
+    """Name, hub id or path of the loaded model, as it was given."""
     limits: ModelLimits
     """Vocabulary, context length and KV pages."""
     description: Mapping[str, Any]
     """Name, architecture, dtype and weights, as `Engine.dump()` has them under "model"."""
     tokenizer: Tokenizer | None
-    """None: prompts and answers are token ids alone."""
+    """Tokenizer of the model. Without one, prompts and answers are token ids only."""
     has_chat_template: bool
     """True if prompts may be lists of messages."""
     template_reads: frozenset[TemplateName]
-    """Names that the chat template reads; none without one."""
+    """Names that the chat template reads. Empty without a template."""
     reads_tool_calls: bool
-    """The fact that `Engine.reads_tool_calls` tells."""
+    """Value of `Engine.reads_tool_calls`."""
     calls_in_channels: bool
-    """The fact that `Engine.calls_in_channels` tells."""
+    """Value of `Engine.calls_in_channels`."""
     reasons: bool
-    """The fact that `Engine.reasons` tells."""
+    """Value of `Engine.reasons`."""
     generates: bool
-    """True if the model makes text; False if it makes embeddings alone."""
+    """True if the model generates text; False if it only makes embeddings."""
     retrieval: Retrieval
-    """Defaults of embeddings."""
+    """Defaults for embedding requests."""
     tells_relevance: bool
     """True if the model is a reranker, so that `EngineLike.relevance` takes pairs of texts."""
     default_params: SamplingParams
@@ -93,15 +93,16 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         return name in self.template_reads
 
     def filled_in(self, prefix: str, suffix: str) -> str | None:
-        """The prompt of the gap between two texts (FIM); None where the tokenizer has no marks of
-        one, or there is no tokenizer."""
+        """Prompt that asks for the text between `prefix` and `suffix` (fill in the middle).
+
+        None without a tokenizer, or if the tokenizer has no fill-in tokens.
+        """
         form = None if self.tokenizer is None else fill_in_of(self.tokenizer)
         return None if form is None else filled_in(form, prefix, suffix)
 
 
 class RequestStreamLike(Protocol):
-    """The part that all streams of a request share. Properties and methods mean what they mean in
-    `TokenStream`."""
+    """Members that every stream of a request has. They mean what they mean in `TokenStream`."""
 
     @property
     def request_id(self) -> str: ...
@@ -124,14 +125,14 @@ class RequestStreamLike(Protocol):
 
 
 class TokenStreamLike(RequestStreamLike, Protocol):
-    """The tokens of one request, as `TokenStream` has them."""
+    """Tokens of one request, as `TokenStream` yields them."""
 
     def __aiter__(self) -> AsyncIterator[Token]: ...
     async def batch(self, min_tokens: int = 1) -> list[Token]: ...
 
 
 class ChatStreamLike(RequestStreamLike, Protocol):
-    """The parts of the answers to messages, as `ChatStream` has them."""
+    """Parts of the answers to messages, as `ChatStream` yields them."""
 
     @property
     def reasoning_tokens(self) -> int: ...
@@ -141,12 +142,12 @@ class ChatStreamLike(RequestStreamLike, Protocol):
 
 
 class EngineLike(Protocol):
-    """An engine that `create_app` can serve. Every member means what it means in `Engine`, its
-    errors included.
+    """An engine that `create_app` can serve. Members mean what they mean in `Engine`, errors
+    included.
 
-    `facts` and `stats` raise `EngineClosedError` before the engine is entered; `config` and `state`
-    are there always. Members are called on the event loop that serves, and block it for no longer
-    than those of `Engine`.
+    `facts` and `stats` raise `EngineClosedError` before the engine is entered. `config` and `state`
+    always work. Members are called on the serving event loop, and may block it no longer than those
+    of `Engine` do.
     """
 
     @property

@@ -1,11 +1,11 @@
-"""What passes from the core loop to one reader: tokens of all samples, then exactly one end.
+"""Mailbox between the core loop and one reader: tokens of all samples, then exactly one end.
 
     core loop ── put, finish ──► Mailbox ── take ──► TokenStream ──► reader
                                     │
         abort (synchronous) ◄───────┘  left, or read nothing for too long
 
-The engine holds mailboxes and never streams, so that a stream which is dropped is collected and
-its request ends. All methods run on the engine's event loop and never await.
+The engine holds mailboxes and never streams. A dropped stream is therefore collected, and its
+request ends. All methods run on the engine's event loop and never await.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ __all__ = ["Mailbox", "ReaderEvent"]
 
 
 class ReaderEvent(Enum):
-    """What the engine must know of a reader."""
+    """Event that a reader's mailbox reports to the engine."""
 
     LEFT = "left"
-    """It wants no more, and will read no more."""
+    """The reader will read no more."""
     FELL_BEHIND = "fell behind"
-    """As many tokens wait as may."""
+    """The mailbox is full."""
     CAUGHT_UP = "caught up"
-    """Half of them were taken."""
+    """The reader took half of the tokens."""
 
 
 class Mailbox:
     """Buffers tokens between steps and a reader that may be slow.
 
-    When `capacity` tokens wait, `tell` is called with the event that the reader fell behind, and
-    when it has taken half of them, that it caught up. A step or two may be in flight at that
-    moment, so a little more than the capacity can wait.
+    `tell` is called with FELL_BEHIND when `capacity` tokens wait, and with CAUGHT_UP when the
+    reader has taken half of them. A step or two may be in flight at that moment, so a little more
+    than the capacity can wait.
     """
 
     __slots__ = (
@@ -90,38 +90,38 @@ class Mailbox:
         self.pid: int = os.getpid()
         self.capacity: int = capacity
         self.prompt_ids: Sequence[int] | npt.NDArray[np.int32] = ()
-        """Once the prompt is encoded."""
+        """Token ids of the prompt; empty until it is encoded."""
         self.prompt_logprobs: list[Logprobs | None] = []
-        """Log-probabilities of the prompt so far, where they are wanted: None for the first."""
+        """Log-probabilities of the prompt so far, if wanted. The first is None."""
         self.pooled: npt.NDArray[np.float64] | None = None
-        """The sum of hidden states, float64 `[hidden]`, at the end of a request that wants it."""
+        """Sum of hidden states, float64 `[hidden]`, at the end of a request that wants it."""
         self.completion_tokens: int = 0
         self.paused: bool = False
         self.finish_reason: FinishReason | None = None
         self.finish_reasons: list[FinishReason | None] = [None] * num_samples
         self.stop_reasons: list[int | str | None] = [None] * num_samples
-        """Which of the request's stop strings and stop ids ended each sample."""
+        """Stop string or stop id of the request that ended each sample."""
         self.error: AioserveError | None = None
-        """What ended the request; each read gets a copy."""
+        """Error that ended the request. Each read raises a copy."""
         self.clock: Callable[[], float] = clock_of(loop)
         self.started_seconds: float = self.clock()
-        """When the request was submitted, on the loop's clock."""
+        """Time of submission, on the loop's clock."""
         self.first_token_seconds: float | None = None
-        """Since then."""
+        """Seconds from submission to the first token."""
         self.account: RequestAccount = RequestAccount()
-        """The scheduler's, from when it knows the request until the end; then a copy."""
+        """The scheduler's own account while it knows the request; a copy after the end."""
         self._encoded_seconds: float | None = None
         self._ended_seconds: float | None = None
         self._gaps = TokenGaps(num_samples)
         self._timings: Timings | None = None
-        """Kept once they are asked for after the end."""
+        """Final timings, kept once they are asked for after the end."""
         self._tell: Callable[[ReaderEvent], None] | None = tell
         self._tokens: deque[Token] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._num_wanted = 1
-        """What the reader waits for, as `arrival` was told."""
+        """Tokens that the reader waits for, as passed to `arrival`."""
         self._urgent = False
-        """Among the tokens is a sample's first one, or its last."""
+        """True if a first or last token of a sample is waiting."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -146,7 +146,7 @@ class Mailbox:
 
     @property
     def timings(self) -> Timings:
-        """As far as things have come."""
+        """Durations so far; final once the request has ended."""
         if self._timings is not None:
             return self._timings
         began, ended, account = self.started_seconds, self._ended_seconds, self.account
@@ -167,11 +167,11 @@ class Mailbox:
     # -- the core loop's side
 
     def encoded(self) -> None:
-        """The prompt is token ids, and may enter."""
+        """Note that the prompt is encoded and may enter."""
         self._encoded_seconds = self.clock()
 
     def put(self, token: Token) -> None:
-        """Deliver one token; after the end of the request it is dropped."""
+        """Deliver one token. Drop it if the request has ended."""
         if self.finish_reason is not None:
             return
         self.completion_tokens += 1
@@ -188,8 +188,10 @@ class Mailbox:
             self._tell(ReaderEvent.FELL_BEHIND)
 
     def put_scored(self, scored: Sequence[Logprobs], before: int) -> None:
-        """Log-probabilities of the prompt's tokens behind the first `before` that were scored. What
-        is told of tokens behind these stays: who was preempted is scored anew, to the same end."""
+        """Take log-probabilities of prompt tokens that follow the first `before` scored ones.
+
+        Later ones stay: a preempted request is scored anew, with the same result.
+        """
         found = self.prompt_logprobs
         first = before + (1 if found and found[0] is None else 0)
         self.prompt_logprobs = [*found[:first], *scored, *found[first + len(scored) :]]
@@ -197,7 +199,7 @@ class Mailbox:
     def finish_sample(
         self, sample: int, reason: FinishReason, stop_reason: int | str | None = None
     ) -> None:
-        """One sample came to its own end; with the last one the stream ends as the first did."""
+        """End one sample. The last one ends the stream, with the reason of the first sample."""
         if self.finish_reason is not None:
             return
         self.finish_reasons[sample] = reason
@@ -210,8 +212,8 @@ class Mailbox:
             self._wake()
 
     def finish(self, reason: FinishReason, error: AioserveError | None = None) -> bool:
-        """The one end of the stream and of the samples that go on; a second one is ignored.
-        Returns whether it was the first."""
+        """End the stream and its unfinished samples. A second end is ignored; return True for the
+        first."""
         if self.finish_reason is not None:
             return False
         self.finish_reason = reason
@@ -231,15 +233,18 @@ class Mailbox:
     # -- the reader's side
 
     def abort(self) -> None:
-        """The reader has left. Synchronous and idempotent, so it works during cancellation."""
+        """End the request because its reader left. Synchronous and idempotent, so it works during
+        cancellation."""
         self._tokens.clear()
         tell = self._tell
         if self.finish(FinishReason.ABORT) and tell is not None:
             tell(ReaderEvent.LEFT)
 
     def lacks(self, num_tokens: int = 1) -> bool:
-        """Whether neither the end is there nor so many tokens for each sample that goes on. Half of
-        the capacity is always enough, and so is one token where a sample begins or ends."""
+        """True while a reader that wants `num_tokens` for each unfinished sample has to wait.
+
+        The end, half of the capacity, or a sample's first or last token always suffice.
+        """
         if self.finish_reason is not None:
             return False
         num_there = len(self._tokens)
@@ -249,7 +254,7 @@ class Mailbox:
         return num_there < wanted and 2 * num_there < self.capacity
 
     def arrival(self, num_tokens: int = 1) -> asyncio.Future[None]:
-        """Done when it no longer `lacks` them.
+        """Return a future that is done when the mailbox no longer `lacks` that many tokens.
 
         Raises `StreamBusyError` if another task is already waiting: a stream has one reader.
         """
@@ -260,13 +265,12 @@ class Mailbox:
         return self._reader
 
     def raise_error(self) -> None:
-        """Raise what ended the request, if that was an error, once all tokens are taken; each time
-        a copy."""
+        """Raise a copy of the error that ended the request, if any, once all tokens are taken."""
         if not self._tokens and self.error is not None:
             raise self.error.copy()
 
     def take(self) -> Token | None:
-        """The next token, or None at the end; otherwise as `raise_error`."""
+        """Return the next token, or None at the end. Raises as `raise_error` does."""
         if not self._tokens:
             self.raise_error()
             return None
@@ -276,7 +280,7 @@ class Mailbox:
         return token
 
     def take_all(self) -> list[Token]:
-        """All tokens that are there; none at the end. Otherwise as `take`."""
+        """Return all waiting tokens; an empty list means the end. Raises as `raise_error` does."""
         if not self._tokens:
             self.raise_error()
             return []

@@ -4,10 +4,10 @@
                   │          │          │          └────► LEAVING ────────▲
                   └──────────┴──────────┴─────────────────────────────────┘
 
-LEAVING: the reader is gone, and the scheduler has yet to hear of it.
+LEAVING: the reader is gone, but the scheduler doesn't know yet.
 
-The id of a request is free again as soon as its reader is gone or it has ended. Whatever is asked
-about the requests of an engine, how many wait or which ids are taken, is answered from here.
+The id of a request is free again once its reader is gone or the request has ended. All questions
+about an engine's requests, like their number or their ids, are answered here.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from aioserve.text.assembler import TextAssembler
 __all__ = ["LiveRequest", "LiveSample", "RequestState", "RequestTable"]
 
 MAX_HANDLED_AT_ONCE = 256
-"""Requests that come or go, before the event loop gets its turn. One takes some 10 µs."""
+"""Requests that enter or leave before the event loop gets its turn. One takes about 10 µs."""
 
 
 class RequestState(Enum):
     ENCODING = "encoding"
-    """A thread turns the prompt into token ids, or structured output into a grammar."""
+    """A thread turns the prompt into token ids, or compiles the structured output."""
     ASKED = "asked"
-    """Plugins are asked whether it may enter."""
+    """Admission plugins are deciding."""
     QUEUED = "queued"
     """Enters the scheduler before the next step is planned."""
     RUNNING = "running"
-    """The scheduler knows it, be it waiting or running there."""
+    """The scheduler has it, waiting or running."""
     LEAVING = "leaving"
-    """Its reader is gone; it leaves the scheduler before the next step is planned."""
+    """Its reader is gone. It leaves the scheduler before the next step is planned."""
     ENDED = "ended"
 
 
 class LiveSample:
-    """One completion of a request: a sequence of the scheduler's, and its text."""
+    """One completion of a request: a sequence of the scheduler, and its text."""
 
     __slots__ = (
         "assembler",
@@ -66,22 +66,22 @@ class LiveSample:
     ) -> None:
         self.request: LiveRequest = request
         self.mailbox: Mailbox = request.mailbox
-        """Here too: each token goes there, and seldom needs anything else of the request."""
+        """The request's mailbox, copied here because every token goes there."""
         self.index: int = index
         self.sequence_id: int = sequence_id
         self.assembler: TextAssembler = assembler
         self.num_delivered: int = 0
         self.matcher: Matcher | None = None
-        """What may come next, for the thread of `GrammarGuides` alone."""
+        """Grammar state. Only the thread of `GrammarGuides` uses it."""
         self.constrained: ConstrainedCompletion | None = None
-        """What is known of that."""
+        """Guides of the completion, from that thread."""
 
 
 class LiveRequest:
-    """One request on its way through an engine: whose it is, where it is, and what is left of it.
+    """One request on its way through an engine.
 
-    `tell` is called with it and what its reader does. Holds no stream, so that a stream which
-    is dropped is collected.
+    `tell` is called with it and with events of its reader. It holds no stream, so that a dropped
+    stream is collected.
     """
 
     __slots__ = (
@@ -109,30 +109,30 @@ class LiveRequest:
         self.mailbox: Mailbox = Mailbox(request_id, loop, tell_of_it, capacity, num_samples)
         self.state: RequestState = RequestState.ENCODING
         self.encoding: Encoding | Compiling | None = None
-        """While a thread is to encode the prompt, or to compile its structured output."""
+        """Thread work on the prompt or its structured output, while there is any."""
         self.grammar: Grammar | None = None
-        """What holds its completions: structured output, a budget of reasoning."""
+        """Grammar of its completions, for structured output or a reasoning budget."""
         self.request: Request | None = None
-        """Once the prompt is encoded."""
+        """Set once the prompt is encoded."""
         self.assemblers: tuple[TextAssembler, ...] = ()
-        """One for each sample, once the prompt is encoded."""
+        """Assembler of each sample, once the prompt is encoded."""
         self.samples: list[LiveSample] = []
         """Samples that go on."""
         self.stall_timer: asyncio.TimerHandle | None = None
         self.deadline_timer: asyncio.TimerHandle | None = None
         self.waiting_tokens: int = 0
-        """Tokens of its prompt, as long as its completion hasn't begun."""
+        """Tokens of its prompt, until its completion begins."""
 
     @property
     def request_id(self) -> str:
         return self.mailbox.request_id
 
     def ends_with(self, token_id: int) -> bool:
-        """Whether a completion ends with this id."""
+        """True if this id ends a completion."""
         return self.request is not None and token_id in self.request.end_ids
 
     def names_stop(self, token_id: int) -> bool:
-        """Whether its parameters name this id as one that ends a completion."""
+        """True if `stop_token_ids` of its parameters has this id."""
         return self.request is not None and token_id in self.request.params.stop_token_ids
 
     def __repr__(self) -> str:
@@ -140,29 +140,29 @@ class LiveRequest:
 
 
 class RequestTable:
-    """Every request that hasn't ended. Bound to no loop.
+    """Every request that hasn't ended. Independent of the event loop.
 
-    `leave` may be called in the middle of anything, by the garbage collector.
+    The garbage collector may call `leave` at any moment.
     """
 
     def __init__(self) -> None:
         self.waiting: Waiting = Waiting()
         self._by_id: dict[str, LiveRequest] = {}
         self.queued: deque[LiveRequest] = deque()
-        """Requests that will enter the scheduler. Some of them may have left meanwhile."""
+        """Requests that will enter the scheduler. Some may have left meanwhile."""
         self.leaving: deque[LiveRequest] = deque()
-        """Requests that will leave the scheduler. Some of them may have ended meanwhile."""
+        """Requests that will leave the scheduler. Some may have ended meanwhile."""
         self._counts = dict.fromkeys(RequestState, 0)
         self.samples: dict[int, LiveSample] = {}
-        """Samples that the scheduler computes, by the id of their sequence."""
+        """Samples that the scheduler computes, by sequence id."""
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        """In order of arrival, those that are leaving last."""
+        """Iterate in order of arrival, leaving requests last."""
         yield from list(self._by_id.values())
         yield from [r for r in self.leaving if r.state is RequestState.LEAVING]
 
     def is_taken(self, request_id: str) -> bool:
-        """Whether a request of that id is being encoded, queued or running."""
+        """True if a request with that id is encoding, asked, queued or running."""
         return request_id in self._by_id
 
     def count(self, *states: RequestState) -> int:
@@ -172,33 +172,34 @@ class RequestTable:
     # -- along the arrows
 
     def enter(self, request: LiveRequest, prompt_tokens: int) -> None:
-        """A request whose prompt is to be encoded, of so many tokens or about that."""
+        """Add a request whose prompt of about `prompt_tokens` tokens will be encoded."""
         request.waiting_tokens = prompt_tokens
         self.waiting.came(prompt_tokens)
         self._by_id[request.request_id] = request
         self._counts[request.state] += 1
 
     def ask(self, request: LiveRequest, prompt_tokens: int) -> None:
-        """Its prompt is encoded. Nothing happens if its reader has left meanwhile."""
+        """Mark a request as encoded. Does nothing if its reader has left meanwhile."""
         if request.state is RequestState.ENCODING:
             self.waiting.came(prompt_tokens - request.waiting_tokens)
             request.waiting_tokens = prompt_tokens
             self._move(request, RequestState.ASKED)
 
     def queue(self, request: LiveRequest) -> None:
-        """It may enter. Nothing happens if its reader has left meanwhile."""
+        """Let a request enter. Does nothing if its reader has left meanwhile."""
         if request.state is RequestState.ASKED:
             self._move(request, RequestState.QUEUED)
             self.queued.append(request)
 
     def next_queued(self) -> LiveRequest | None:
-        """The request that is to enter the scheduler next, in order of arrival."""
+        """Return the oldest request that is to enter the scheduler."""
         while self.queued and self.queued[0].state is not RequestState.QUEUED:
             self.queued.popleft()
         return self.queued[0] if self.queued else None
 
     def run(self, request: LiveRequest, samples: list[LiveSample]) -> bool:
-        """The scheduler knows it, as these sequences. False if its reader has left meanwhile."""
+        """Note the sequences of a request in the scheduler. False if its reader has left
+        meanwhile."""
         if request.state is not RequestState.QUEUED:
             return False
         self._move(request, RequestState.RUNNING)
@@ -208,7 +209,7 @@ class RequestTable:
         return True
 
     def leave(self, request: LiveRequest) -> None:
-        """The reader is gone. Of one that runs the scheduler must still be told."""
+        """Remove a request whose reader is gone. If it runs, the scheduler is told later."""
         if request.state is RequestState.RUNNING:
             self._free_id(request)
             self._move(request, RequestState.LEAVING)
@@ -217,25 +218,25 @@ class RequestTable:
             self.end(request)
 
     def next_leaving(self) -> LiveRequest | None:
-        """A request that is to leave the scheduler now."""
+        """Return a request that must leave the scheduler now."""
         while self.leaving and self.leaving[0].state is not RequestState.LEAVING:
             self.leaving.popleft()
         return self.leaving[0] if self.leaving else None
 
     def begin(self, request: LiveRequest) -> None:
-        """The first of its completions begins."""
+        """Note that the first completion of a request begins."""
         if request.waiting_tokens:
             self.waiting.began(request.waiting_tokens)
             request.waiting_tokens = 0
 
     def end_sample(self, sample: LiveSample) -> bool:
-        """A sample has come to its own end; whether it was the last of its request."""
+        """Remove a sample that ended by itself. True if it was the last of its request."""
         del self.samples[sample.sequence_id]
         sample.request.samples.remove(sample)
         return not sample.request.samples
 
     def end(self, request: LiveRequest) -> None:
-        """Nothing is left to do for a request; of one that has ended already nothing changes."""
+        """Remove a request for good. Does nothing if it has ended already."""
         if request.state is RequestState.ENDED:
             return
         for sample in request.samples:

@@ -32,7 +32,7 @@ __all__ = ["RequestStream", "TokenStream", "collect", "with_best_of", "yield_bef
 
 
 class RequestStream(ReadByAsync):
-    """What streams of a request have in common. A stream owns its request: leaving it ends it."""
+    """Base of the streams of a request. A stream owns its request: leaving the stream ends it."""
 
     __slots__ = ("__weakref__", "_mailbox")
 
@@ -45,57 +45,65 @@ class RequestStream(ReadByAsync):
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the stream ended; None while any sample goes on. Where every sample came to its own
-        end, that of the first."""
+        """Reason of the stream's end; None while any sample goes on. If every sample ended by
+        itself, the reason of the first."""
         return self._mailbox.finish_reason
 
     @property
     def finish_reasons(self) -> tuple[FinishReason | None, ...]:
-        """Why each sample ended; None for those that go on."""
+        """Reason of each sample's end; None for samples that go on."""
         return tuple(self._mailbox.finish_reasons)
 
     @property
     def stop_reasons(self) -> tuple[int | str | None, ...]:
-        """The entry of `SamplingParams.stop` or `stop_token_ids` that ended each sample; None where
-        none of them did, and for samples that go on."""
+        """Entry of `SamplingParams.stop` or `stop_token_ids` that ended each sample. None if none
+        did, and for samples that go on."""
         return tuple(self._mailbox.stop_reasons)
 
     @property
     def usage(self) -> Usage:
-        """Prompt tokens (0 until the prompt is encoded), those of them that were found in the
-        prefix cache (0 until the request starts), and tokens generated so far."""
+        """Prompt tokens, cached prompt tokens, and tokens generated so far.
+
+        Prompt tokens are 0 until the prompt is encoded, cached ones until the request starts.
+        """
         return self._mailbox.usage
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
-        """What the prompt became; empty until it is encoded."""
+        """Token ids of the prompt; empty until it is encoded."""
         return tuple([int(token_id) for token_id in self._mailbox.prompt_ids])
 
     @property
     def prompt_logprobs(self) -> tuple[Logprobs | None, ...]:
-        """One for each token of the prompt, None for the first, once the first token of the answer
-        is there; empty unless `SamplingParams.prompt_logprobs` asks for them."""
+        """Log-probabilities of each prompt token, None for the first.
+
+        Complete once the first token of the answer is there. Empty unless
+        `SamplingParams.prompt_logprobs` asks for them.
+        """
         return tuple(self._mailbox.prompt_logprobs)
 
     @property
     def timings(self) -> Timings:
-        """What took how long: until the end, and while there is none, until now."""
+        """Durations so far; final once the stream has ended."""
         return self._mailbox.timings
 
     def __aiter__(self) -> Self:
         return self
 
     async def started(self) -> None:
-        """Wait until the first token is there, or the end. Raises what ended the request, if that
-        was an error, as the next read will: for those who must know before they begin to answer,
-        such as a web handler that can still say 400."""
+        """Wait for the first token or the end. Raises the error that ended the request, as reads
+        do.
+
+        Useful if the caller must know before it begins to answer, like a web handler that can still
+        respond with 400.
+        """
         self._check_loop()
         while self._mailbox.lacks():
             await self._arrival()
         self._mailbox.raise_error()
 
     async def _batch(self, min_tokens: int) -> list[Token]:
-        """Tokens as `TokenStream.batch` gives them."""
+        """Return tokens as `TokenStream.batch` does."""
         if type(min_tokens) is not int or not 1 <= min_tokens <= MAX_INT:
             min_tokens = check(InvalidRequestError, "min_tokens", min_tokens, integer(1, MAX_INT))
         mailbox = self._mailbox
@@ -105,7 +113,7 @@ class RequestStream(ReadByAsync):
         return mailbox.take_all()
 
     async def _arrival(self, min_tokens: int = 1) -> None:
-        """A reader that is cancelled while it waits has left."""
+        """Wait for tokens. Cancellation meanwhile counts as the reader leaving."""
         try:
             await self._mailbox.arrival(min_tokens)
         except asyncio.CancelledError:
@@ -118,13 +126,13 @@ class RequestStream(ReadByAsync):
             check_on(mailbox.loop, mailbox.pid, f"request {self.request_id!r}")
 
     def close(self) -> None:
-        """End the request if it hasn't ended. Awaits nothing; call it as often as you like, from
-        any thread."""
+        """End the request if it hasn't ended. Awaits nothing. May be called repeatedly, from any
+        thread."""
         mailbox = self._mailbox
         if running_loop() is mailbox.loop:
             mailbox.abort()
         else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to free
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing to free
                 mailbox.loop.call_soon_threadsafe(mailbox.abort)
 
     async def aclose(self) -> None:
@@ -149,7 +157,7 @@ class RequestStream(ReadByAsync):
             self.close()
 
     def __reduce__(self) -> NoReturn:
-        # The end of a copy would be that of the request.
+        # The end of a copy would end the request itself.
         raise TypeError(f"a {type(self).__name__} can't be copied or pickled")
 
     def __repr__(self) -> str:
@@ -159,31 +167,34 @@ class RequestStream(ReadByAsync):
 class TokenStream(RequestStream):
     """The tokens of one request, in order. It owns the request: leaving the stream ends it.
 
-    The tokens of several samples (`SamplingParams.n`) come interleaved, as they are computed; those
-    of each sample are in order. What ends the request ends all of them.
+    Tokens of several samples (`SamplingParams.n`) come interleaved, as they are computed. Those of
+    each sample are in order. The end of the request ends all samples.
 
-    A class and not an async generator, because a generator that is dropped is only closed when the
-    event loop gets round to it. Each of these ends the request: the end of an `async with` block,
-    `close()`, cancellation or a timeout of the task that is waiting for a token, and garbage
-    collection. No later step works for it then, and its pages come back when the steps in flight,
-    two at most, are done. A plain `async for token in engine.stream(...)` that is left by `break`
-    or an exception is ended by the collector; where the stream is kept in a variable, prefer
-    `async with`.
+    It is a class, because a dropped async generator is only closed when the event loop gets round
+    to it. Any of these ends the request:
+
+    - the end of an `async with` block, or `close()`;
+    - cancellation or a timeout of the task that waits for a token;
+    - garbage collection.
+
+    No later step then works for it. Its pages come back when the steps in flight, two at most, are
+    done. If a plain `async for token in engine.stream(...)` is left by `break` or an exception, the
+    collector ends the request. Prefer `async with` for a stream kept in a variable.
 
     One task reads a stream, on the engine's event loop; a second one gets `StreamBusyError`. If an
-    error ended the request, every read after the last token raises it, so that an answer which is
-    not whole never looks so.
+    error ended the request, every read after the last token raises it. An incomplete answer
+    therefore never looks complete.
     """
 
     __slots__ = ()
 
     @property
     def stop_reason(self) -> int | str | None:
-        """What ended the first sample, as in `stop_reasons`."""
+        """Entry of `stop_reasons` for the first sample."""
         return self._mailbox.stop_reasons[0]
 
     async def __anext__(self) -> Token:
-        """The next token. Raises what ended the request, if that was an error."""
+        """Return the next token. Raises the error that ended the request, if any."""
         mailbox = self._mailbox
         self._check_loop()
         while mailbox.lacks():
@@ -194,20 +205,22 @@ class TokenStream(RequestStream):
         return token
 
     async def batch(self, min_tokens: int = 1) -> list[Token]:
-        """All tokens that are there, at least one, for which it waits; none at the end. For those
-        who send them on and would rather send few things than many. Once a sample's end is in
-        `finish_reasons`, all of its tokens were given out. Raises as `__anext__` does.
+        """Wait for at least one token, and return all that are there; an empty list means the end.
 
-        It waits for `min_tokens` tokens for each sample that goes on, but never longer once there
-        is a sample's first token or its last, the end of the request, or as many tokens as half of
-        `max_buffered_tokens`. Raises `InvalidRequestError` for one below 1."""
+        Use it to forward tokens in few large pieces. Once `finish_reasons` shows a sample's end,
+        all of its tokens have been returned. Raises as `__anext__` does.
+
+        It waits for `min_tokens` tokens of each unfinished sample. A sample's first or last token,
+        the end of the request, or half of `max_buffered_tokens` end the wait. Raises
+        `InvalidRequestError` for `min_tokens` below 1.
+        """
         return await self._batch(min_tokens)
 
 
 def with_best_of(params: SamplingParams | None) -> SamplingParams | None:
-    """Return `params` with `best_of` samples in place of `n`, and with log-probabilities to compare
-    them by."""
-    # What is no SamplingParams is refused where requests come in.
+    """Return `params` with `best_of` samples in place of `n`, and log-probabilities to rank
+    them."""
+    # The intake refuses anything but SamplingParams.
     if params is None or not issubclass(type(params), SamplingParams):
         return params
     if params.best_of is None or params.best_of == params.n:
@@ -216,11 +229,11 @@ def with_best_of(params: SamplingParams | None) -> SamplingParams | None:
 
 
 TOKENS_AT_ONCE = 4096
-"""Tokens of read samples that are put together before the event loop has its turn."""
+"""Tokens of a sample that are joined without yielding to the event loop first."""
 
 
 async def yield_before(num_tokens: int) -> None:
-    """Let the event loop have its turn before work on so many tokens, where they are many."""
+    """Yield to the event loop before work on many tokens."""
     if num_tokens > TOKENS_AT_ONCE:
         await asyncio.sleep(0)
 
@@ -230,8 +243,11 @@ async def collect(
     params: SamplingParams | None,
     before: Callable[[int], Awaitable[object]] = yield_before,
 ) -> Completion:
-    """Read a stream of `with_best_of(params)` to its end; keep the `n` best samples. `before` is
-    awaited before work on so many tokens. Raises what ended the request, if that was an error."""
+    """Read a stream of `with_best_of(params)` to its end; keep the `n` best samples.
+
+    `before` is awaited with a number of tokens before work on them. Raises the error that ended the
+    request, if any.
+    """
     tokens: list[list[Token]] = [[] for _ in stream.finish_reasons]
     with contextlib.closing(stream):
         async for token in stream:
