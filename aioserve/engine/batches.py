@@ -21,12 +21,12 @@ from aioserve.request import Completion, SamplingParams
 __all__ = ["Progress", "check_no_progress", "completions_of"]
 
 Progress = OnProgress | bool | None
-"""Is called with how many prompts have their completion, from 0 on, and how many there are. None
-draws a bar where standard error is a terminal, and False doesn't; True is None."""
+"""Callback that gets the number of finished prompts, from 0 on, and their total. None and True
+draw a bar if standard error is a terminal; False draws nothing."""
 
 MAX_PROMPTS = 1_000_000
 LOOK_SECONDS = 0.1
-"""Time between two looks at how many tokens there are, for a bar."""
+"""Time between two updates of the number of tokens in a bar."""
 
 
 async def completions_of(
@@ -37,10 +37,12 @@ async def completions_of(
     progress: Progress,
     options: StreamOptions,
 ) -> list[Completion]:
-    """Completions in the order of the prompts, of which `at_once` are asked for at once: as one
-    ends, the next begins. One that the queue has no room for waits until another of them ends.
-    Raises what the first of them raises that fails, and ends the others. `submit` gives the stream
-    of one prompt, its parameters and the options."""
+    """Return completions in the order of the prompts, with `at_once` requests at a time.
+
+    Each end of a request starts the next. A prompt that the queue refuses waits until another of
+    the batch ends. The first error ends the others and is raised. `submit` makes the stream of one
+    prompt, from its parameters and the options.
+    """
     every = listed("prompts", prompts, MAX_PROMPTS)
     each_params = _params_of_each(params, len(every))
     ids = request_ids_of(options.get("request_id"), len(every))
@@ -75,15 +77,17 @@ async def completions_of(
 
 
 class _Room:
-    """The queue, as the prompts of one batch find it."""
+    """Room in the engine's queue, as the prompts of one batch find it."""
 
     def __init__(self) -> None:
         self._in_flight = 0
         self._refused: deque[asyncio.Future[None]] = deque()
 
     async def begun(self, submit: Callable[[], Awaitable[TokenStream]]) -> TokenStream:
-        """The stream that `submit` gives, once there is room. Raises `QueueFullError` where others
-        than the batch fill the queue."""
+        """Return the stream that `submit` gives, once there is room.
+
+        Raises `QueueFullError` if only requests of others fill the queue.
+        """
         while True:
             try:
                 stream = await submit()
@@ -99,12 +103,12 @@ class _Room:
                 return stream
 
     def ended(self) -> None:
-        """One that had begun has come to its end."""
+        """Note that a request has ended."""
         self._in_flight -= 1
         self._try_again()
 
     def _try_again(self) -> None:
-        """Let the first that was refused try, which lets the next one where it finds room."""
+        """Let the oldest refused prompt try again; if it finds room, it lets the next one try."""
         while self._refused:
             turn = self._refused.popleft()
             if not turn.done():
@@ -113,17 +117,17 @@ class _Room:
 
 
 class _Watch:
-    """A batch that nobody watches."""
+    """A batch without an observer."""
 
     def began(self, index: int, stream: TokenStream, params: SamplingParams | None) -> None:
-        """A prompt has its stream."""
+        """Note that a prompt has its stream."""
 
     def ended(self, index: int) -> None:
-        """It has its completion."""
+        """Note that a prompt has its completion."""
 
 
 class _Told(_Watch):
-    """A batch whose caller is told of each prompt that ends."""
+    """A batch that reports each end of a prompt to a callback."""
 
     def __init__(self, tell: OnProgress, total: int) -> None:
         self._tell, self._total, self._done = tell, total, 0
@@ -135,8 +139,10 @@ class _Told(_Watch):
 
 
 class _Drawn(_Watch):
-    """A batch with a bar, which is told every `LOOK_SECONDS` by the loop's clock how many tokens
-    there are. Tokens and ends cost nothing but that look."""
+    """A batch with a progress bar.
+
+    The bar is updated every `LOOK_SECONDS` of the loop's clock. Tokens cost nothing in between.
+    """
 
     def __init__(self, bar: OnTokens) -> None:
         self._bar, self._done, self._tokens = bar, 0, 0
@@ -158,7 +164,7 @@ class _Drawn(_Watch):
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def draw(self) -> None:
-        """Tell the bar how far the batch has come."""
+        """Update the bar."""
         tokens, share = self._tokens, float(self._done)
         for stream, most in self._going.values():
             count = stream.usage.completion_tokens
@@ -172,7 +178,7 @@ class _Drawn(_Watch):
 
 
 def _most_tokens(params: Any) -> int | None:
-    """Tokens that the samples of a prompt may have, if its parameters say so."""
+    """Most tokens that the samples of a prompt may have together, if its parameters limit them."""
     if not isinstance(params, SamplingParams) or params.max_tokens is None:
         return None
     return params.max_tokens * (params.best_of or params.n)

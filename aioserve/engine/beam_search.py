@@ -1,19 +1,19 @@
-"""Beam search over an engine's own streams: a round of requests of one token for every token.
+"""Beam search over an engine's own streams: each round adds a token, by a request of one token a
+beam.
 
     round     requests                       log-probabilities of the most likely next tokens
     1         prompt                         a -0.1   b -2.5   c -4.0
     2         prompt a │ prompt b            ...
     3         prompt a x │ prompt a y        ...
 
-The next round finds in the prefix tree what this one has computed, as far as it fills whole pages.
-All beams share the pages of tokens that they have in common, and only what follows the last whole
-page of each is computed again. Pages of beams that were left behind go as other cached ones do.
-Without that cache a round computes its beams anew, to the same end. Knows streams; must not know
-the scheduler.
+Whole pages that one round has computed are found in the prefix tree by the next. Beams share the
+pages of their common tokens, and only recompute what follows their last whole page. Pages of
+dropped beams are evicted like other cached ones. Without a prefix cache each round computes its
+beams anew, with the same result. Knows streams; must not know the scheduler.
 
-Which beams go on is bookkeeping over log-probabilities, with the rules and scores of transformers'
-`generate` with `num_beams` and without sampling (`generation/utils.py`, `_beam_search`, version
-5.23):
+The choice of beams is bookkeeping over log-probabilities. Rules and scores are those of
+transformers' `generate` with `num_beams` and without sampling (`generation/utils.py`,
+`_beam_search`, version 5.23):
 
     running ──► candidates: every running beam with each of its most likely tokens
                    │  the `width` best that don't end
@@ -21,12 +21,11 @@ Which beams go on is bookkeeping over log-probabilities, with the rules and scor
                    │  those of the `width` best that end
                    └──► ended, of which the `width` of the highest score are kept
 
-A stop string ends a beam with the token that completes it: which one does, an assembler of the
-beam's own text says, as in every other answer.
+A stop string ends a beam with the token that completes it. An assembler of the beam's own text
+finds that token, as in every other answer.
 
-Penalties and all else that changes logits change the log-probabilities of each beam's next token,
-where they are computed: a round says how much of its prompt is the beam (`Request.beam_from`), and
-is told the most likely tokens after that.
+Penalties and all other edits of logits change the log-probabilities of each beam's next token where
+these are computed. A round says where the beam begins in its prompt (`Request.beam_from`).
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ __all__ = ["Beams", "EndedBeam", "RunningBeam", "beam_search"]
 MAX_BEAM_WIDTH = 32
 MAX_LENGTH_PENALTY = 10
 NO_TIME_SECONDS = 1e-9
-"""Deadline of a request whose search has no time left: it ends as any that is late."""
+"""Deadline of a request whose search has no time left. The request ends as any late one does."""
 
 
 async def beam_search(
@@ -72,11 +71,12 @@ async def beam_search(
     deadline_seconds: object = None,
     **options: Any,
 ) -> tuple[Beam, ...]:
-    """Return the beams that ended best, the best first. Whatever ends the call ends the requests.
-    Of `params` it uses `max_tokens`, what ends an answer and what changes logits.
+    """Return the best ended beams, best first. Any end of the call ends its requests.
 
-    Raises `InvalidSamplingError` for an argument outside its range, `InvalidRequestError` for such
-    a deadline, and `DeadlineExceededError` where it has passed."""
+    Of `params` it uses `max_tokens`, what ends an answer, and what changes logits. Raises
+    `InvalidSamplingError` for an argument outside its range, `InvalidRequestError` for a bad
+    deadline, and `DeadlineExceededError` once the deadline has passed.
+    """
     error = InvalidSamplingError
     width = check(error, "beam_width", beam_width, integer(1, MAX_BEAM_WIDTH))
     penalties = number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
@@ -90,7 +90,7 @@ async def beam_search(
     rounds = _Rounds(engine, asked, seconds, options)
     try:
         prompt_ids, candidates = await rounds.next([prompt])
-        # Checked with the first round: without a tokenizer there are no stop strings.
+        # Made after the first round, which refuses stop strings without a tokenizer.
         assembler = TextAssembler(model.tokenizer, params)
         room = model.limits.max_model_len - len(prompt_ids)
         beams = Beams(
@@ -122,8 +122,11 @@ async def beam_search(
 def _num_candidates(
     limits: ModelLimits, width: int, end_ids: Collection[int], params: SamplingParams
 ) -> int:
-    """How many of the most likely tokens are wanted behind each beam: with stop strings, which any
-    of them may complete, as many as there are. Raises `InvalidSamplingError`."""
+    """Return the number of most likely tokens to ask for after each beam.
+
+    With stop strings it is the largest possible, since any token may complete one. Raises
+    `InvalidSamplingError`.
+    """
     most = min(MAX_LOGPROBS, limits.vocab_size)
     if width + len(end_ids) > most:
         raise InvalidSamplingError(
@@ -139,7 +142,7 @@ def _num_candidates(
 def _with_text(
     beam: EndedBeam, assembler: TextAssembler, params: SamplingParams, end_ids: Collection[int]
 ) -> Beam:
-    """`assembler` has taken no token yet."""
+    """Make a `Beam` with its text. `assembler` has taken no token yet."""
     *before, last = beam.token_ids
     reason, stop_reason, is_end = beam.finish_reason, None, last in end_ids
     text = "".join([assembler.push(id)[0] for id in before])
@@ -159,7 +162,7 @@ def _with_text(
 
 
 class _Rounds:
-    """The requests of one search, each with what is left until its deadline, counted from here."""
+    """The requests of one search. Each gets the time left until the deadline of the search."""
 
     def __init__(
         self,
@@ -172,14 +175,14 @@ class _Rounds:
         self._params = params
         self._options = options
         self._beam_from: int | None = None
-        """Tokens of the prompt, once it is encoded."""
+        """Number of prompt tokens, once the prompt is encoded."""
         self._loop = asyncio.get_running_loop()
         self._ends_at = None if seconds is None else self._loop.time() + seconds
 
     async def next(
         self, prompts: Sequence[Prompt]
     ) -> tuple[tuple[int, ...], list[Sequence[TopLogprob]]]:
-        """Return ids of the first prompt, and the most likely tokens behind each prompt."""
+        """Return the ids of the first prompt, and the most likely tokens after each prompt."""
         left = None
         if self._ends_at is not None:
             left = max(self._ends_at - self._loop.time(), NO_TIME_SECONDS)
@@ -205,7 +208,7 @@ class _Rounds:
         return TokenStream(mailbox)
 
     def _fields(self, prompt_tokens: int) -> dict[str, Any]:
-        """One token, behind a prompt of which the first round's is the search's own."""
+        """Fields of a request for one token. The prompt of the first round is the search's own."""
         if self._beam_from is None:
             self._beam_from = prompt_tokens
         return {"beam_from": self._beam_from, "max_length": prompt_tokens + 1}
@@ -215,12 +218,12 @@ class RunningBeam(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     cumulative_logprob: float
     assembler: TextAssembler | None = None
-    """Assembler of its text, which has taken its tokens; None without stop strings."""
+    """Assembler of its text, with all tokens of the beam pushed; None without stop strings."""
 
 
 class EndedBeam(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
-    """The id that ended it, by itself or with a stop string, included."""
+    """Tokens of the beam, with the id that ended it or completed a stop string."""
     cumulative_logprob: float
     score: float
     """`cumulative_logprob / len(token_ids) ** length_penalty`."""
@@ -230,14 +233,18 @@ class EndedBeam(msgspec.Struct, frozen=True):
 class Beams:
     """The beams of one search, which begins with an empty one.
 
-    `max_tokens`, at least 1, is the most that one may have; an id of `end_ids` ends one, and so
-    does one with which `assembler`, which has taken no token, finds a stop string. Without it there
-    are none. A token of log-probability -inf is no candidate.
+    A beam has at most `max_tokens` tokens, at least 1. An id of `end_ids` ends it, and so does a
+    stop string that `assembler` finds. `assembler` has taken no token; None means no stop strings.
+    A token of log-probability -inf is no candidate.
 
-    The search is over when `max_tokens` is reached, or no candidate goes on, and before that as
-    soon as `width` beams have ended and `early_stopping` is True, or the best running beam can't
-    come in any more: with False, if it ended as it is; with "never", if it ended at the most
-    favourable length, `max_tokens` where `length_penalty` is above 0.
+    The search is over when `max_tokens` is reached or no candidate goes on. It ends earlier once
+    `width` beams have ended, depending on `early_stopping`:
+
+    - True: at once.
+    - False: when the best running beam, ended as it is, would score no better than the worst kept
+      one.
+    - "never": the same at its most favourable length, which is `max_tokens` for a `length_penalty`
+      above 0.
     """
 
     def __init__(
@@ -256,16 +263,19 @@ class Beams:
         self._length_penalty = length_penalty
         self._early_stopping: EarlyStopping = early_stopping
         self.num_tokens: int = 0
-        """Number of tokens of every running beam."""
+        """Tokens of every running beam."""
         self.running: list[RunningBeam] = [RunningBeam((), 0.0, assembler)]
-        """Best first; none once the search is over."""
+        """Best first; empty once the search is over."""
         self.ended: list[EndedBeam] = []
         """Best first, at most `width`."""
 
     def advance(self, candidates: Sequence[Iterable[TopLogprob]]) -> None:
-        """One token more. `candidates[i]` are the most likely tokens behind `running[i]`: at least
-        `width`, and one more for every id that ends a beam, where the vocabulary has so many. Where
-        stop strings end more of them, or fewer of them may come, fewer beams go on."""
+        """Grow the beams by one token. `candidates[i]` are the most likely tokens after
+        `running[i]`.
+
+        Each needs at least `width` candidates, plus one for every id that ends a beam, as far as
+        the vocabulary has them. With fewer, or if stop strings end more, fewer beams go on.
+        """
         self.num_tokens += 1
         is_last = self.num_tokens >= self._max_tokens
         grown = [
@@ -291,7 +301,8 @@ class Beams:
             self.running = []
 
     def _pushed(self, beam: RunningBeam, token_id: int) -> tuple[TextAssembler | None, bool]:
-        """The beam's assembler with one token more, and whether the token ends the beam."""
+        """Return the beam's assembler with the token pushed, and True if the token ends the
+        beam."""
         if token_id in self._end_ids or beam.assembler is None:
             return None, token_id in self._end_ids
         assembler = beam.assembler.fork()
@@ -304,7 +315,7 @@ class Beams:
         self.ended.append(EndedBeam(token_ids, total, score, reason))
 
     def _is_settled(self) -> bool:
-        """Whether the search is over before `max_tokens`."""
+        """True if the search is over before `max_tokens`."""
         if len(self.ended) < self._width:
             return False
         if self._early_stopping is True or not self.running:

@@ -1,7 +1,7 @@
-"""`ChatStream`: completions of messages as their parts.
+"""`ChatStream`: completions of messages, in their parts.
 
-Knows how a model writes tool calls and reasoning; how they are read is
-`aioserve.text.output_parsers`.
+Knows the format in which a model writes tool calls and reasoning. `aioserve.text.output_parsers`
+reads them.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ __all__ = [
 ]
 
 MESSAGE_FIELDS: frozenset[str] = frozenset([*FIELDS, *itertools.chain(*FIELDS_OF.values())])
-"""What messages may have, each of some role."""
+"""Fields that messages may have, of all roles together."""
 
 PROMPT_END_TOKENS = 32
-"""Tokens at the end of a prompt that show whether a tag is open there."""
+"""Tokens at the end of a prompt that are searched for an open tag."""
 
 _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class ChatFormat:
-    """How a model writes the completions of one request. What only the prompt shows is filled in
-    when that is encoded."""
+    """Format of the completions of one request. Some of it becomes known when the prompt is
+    encoded."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class ChatFormat:
         held: HeldAnswers | None = None,
         whole: StructuredOutput | None = None,
     ) -> None:
-        """`whole` is what the content is, and nothing else beside reasoning."""
+        """`whole` is the structured output of all content, if there is one."""
         self._tools = tools
         self.tool_parser: str | None = None if tools is None else tools.name
-        """Name of the form in which calls are read."""
+        """Name of the tool parser that reads calls."""
         self._reasoning = reasoning
         self.held: HeldAnswers | None = held
         self._whole = whole
@@ -98,16 +98,16 @@ class ChatFormat:
         self._opened = ""
         marks = (*(tools.marks if tools else ()), *(reasoning.marks if reasoning else ()))
         self.shown: Mapping[int, str] = {} if tokenizer is None else tokenizer.special_among(marks)
-        """Special tokens that are part of the completions' text."""
+        """Special tokens that are part of the completions' text, by id."""
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether reasoning is told from content."""
+        """True if reasoning is separated from content."""
         return self._reasoning is not None
 
     @property
     def has_channels(self) -> bool:
-        """Whether reasoning is in a channel, beside that of the answer."""
+        """True if reasoning is in a channel, beside that of the answer."""
         return isinstance(self._reasoning, HarmonyChannels)
 
     @classmethod
@@ -125,9 +125,12 @@ class ChatFormat:
         parallel_tool_calls: object,
         max_whitespace: object,
     ) -> ChatFormat:
-        """Return the format of completions for which a caller gave these. Where all of a completion
-        is `structured_output`, "auto" reads neither calls nor reasoning, but for reasoning in a
-        channel, beside which the output has one of its own. Raises `InvalidRequestError`."""
+        """Return the format of completions for these arguments of a caller.
+
+        If all of a completion is `structured_output`, "auto" reads neither calls nor reasoning.
+        Reasoning in a channel is still read, since the output has a channel of its own. Raises
+        `InvalidRequestError`.
+        """
         is_structured = structured_output is not None
         form = form_beside_calls(structured_output, tools, tool_parser, config)
         whole = structured_output if form is None else None
@@ -154,8 +157,8 @@ class ChatFormat:
         held: HeldAnswers | None = None,
         whole: StructuredOutput | None = None,
     ) -> ChatFormat:
-        """Return the format that is named; for "auto" what the engine's options name, or else that
-        of the model's chat template. Raises `InvalidRequestError`."""
+        """Return the named format. "auto" takes what the engine's options name, or else the
+        format of the model's chat template. Raises `InvalidRequestError`."""
         template, is_told = model.chat_template, has_tools(tools)
         source = "" if template is None else template.for_tools(is_told).source
         if tool_parser == "auto" and is_told:
@@ -180,8 +183,10 @@ class ChatFormat:
         return cls(read, reasoning, model.tokenizer, held, whole)
 
     def conversation_is(self, conversation: Conversation) -> None:
-        """Look at the tools, and at a message that the completions continue. Raises
-        `InvalidRequestError` for a strict or required tool that isn't there."""
+        """Take the tools, and the message that completions continue.
+
+        Raises `InvalidRequestError` for a strict or required tool that isn't there.
+        """
         if conversation.continue_final_message:
             self._begun = conversation.messages[-1]["content"]
         self._told = conversation.tools or ()
@@ -204,15 +209,17 @@ class ChatFormat:
                 )
 
     def prompt_is(self, ids: npt.NDArray[np.int32], tokenizer: Tokenizer | None) -> None:
-        """Look at the end of the prompt."""
+        """Take the end of the prompt, which may leave reasoning open."""
         if self._reasoning is not None and tokenizer is not None:
             tail = ids[-PROMPT_END_TOKENS:].tolist()
             prompt_end = tokenizer.decode(tail, skip_special_tokens=False)
             self._opened = self._reasoning.opened_by(prompt_end, self._begun)
 
     def output(self) -> StructuredOutput | None:
-        """Structured output that holds completions to what is asked of them, once the prompt is
-        known; None where nothing is. Raises `InvalidSamplingError` for tools whose calls can't be.
+        """Return the structured output that constrains completions, once the prompt is known.
+
+        None if nothing constrains them. Raises `InvalidSamplingError` for tools whose calls can't
+        be constrained.
         """
         output, is_framed = self._whole, self.has_channels
         if self.held is not None and self._tools is not None:
@@ -229,7 +236,7 @@ class ChatFormat:
 
     @property
     def _exact(self) -> frozenset[str]:
-        """Marks that are special tokens, and that are text where the model types them."""
+        """Marks that are special tokens, and plain text if the model types them."""
         typed = self._tools.marks if self._tools and self._tools.takes_typed_marks else ()
         return frozenset(self.shown.values()) - frozenset(typed)
 
@@ -256,8 +263,10 @@ class ChatFormat:
     def budget(
         self, num_tokens: int, model: LoadedModel, grammar: CompiledGrammar | None
     ) -> ThinkingBudget:
-        """What ends the reasoning after so many tokens, once the prompt is known, over what else
-        holds the completions."""
+        """Return a grammar that ends reasoning after `num_tokens`, on top of `grammar`.
+
+        Needs to know the prompt.
+        """
         if self._reasoning is None or model.tokenizer is None:
             raise InvariantError("a budget of reasoning that can't be told")
         reasoning = self._reasoning
@@ -293,7 +302,7 @@ def _name_of(tool: Mapping[str, Any]) -> str | None:
 
 
 class _Reading:
-    """One completion as far as it was read."""
+    """One completion as far as it has been read."""
 
     def __init__(self, sample: int) -> None:
         self.sample = sample
@@ -302,7 +311,7 @@ class _Reading:
         self.reasoning_tokens = 0
         self._tokens: list[Token] = []
         self._num_unsaid = 0
-        """Tokens behind the last that said something."""
+        """Tokens since the last one that added something."""
 
     def push(self, tokens: Sequence[Token], chat_format: ChatFormat) -> ChatDelta | None:
         if self.reader is None:
@@ -355,8 +364,8 @@ class _Reading:
 class ChatStream(RequestStream):
     """The parts of the completions of one prompt of messages, as they come.
 
-    Each delta says something new; joined, the deltas of a sample are its completion, whatever
-    tokens the model wrote it with. It owns the request, ends as a `TokenStream` does, and is read
+    Each delta adds something. Joined, the deltas of a sample are its completion, whatever tokens
+    the model wrote it with. The stream owns its request, ends as a `TokenStream` does, and is read
     like one: by one task, on the engine's event loop.
     """
 
@@ -370,12 +379,12 @@ class ChatStream(RequestStream):
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens read so far that said something of the reasoning, of all samples. Marks around it
-        that say nothing count with what comes next."""
+        """Tokens read so far that added to the reasoning, of all samples. Marks around reasoning
+        count with the text that follows them."""
         return sum([reading.reasoning_tokens for reading in self._readings])
 
     async def __anext__(self) -> ChatDelta:
-        """The next delta. Raises what ended the request, if that was an error."""
+        """Return the next delta. Raises the error that ended the request, if any."""
         mailbox = self._mailbox
         while True:
             self._check_loop()
@@ -394,11 +403,12 @@ class ChatStream(RequestStream):
         raise StopAsyncIteration
 
     async def batch(self, min_tokens: int = 1, *, by_token: bool = False) -> list[ChatDelta]:
-        """All that is new, for which it waits: at most two deltas for each sample, the second one
-        where it has ended. Empty at the end. Otherwise as `TokenStream.batch`.
+        """Wait for something new, and return all of it; an empty list means the end.
 
-        A delta of several tokens doesn't say in which order its parts came. With `by_token` there
-        are the deltas that reading one by one would have brought."""
+        There are at most two deltas for each sample, the second only at its end. Otherwise it works
+        as `TokenStream.batch`. A delta of several tokens doesn't show the order of its parts.
+        `by_token` gives the deltas that reading one by one would have given.
+        """
         while tokens := await self._batch(min_tokens):
             deltas: list[ChatDelta | None] = []
             if by_token:
@@ -417,7 +427,7 @@ class ChatStream(RequestStream):
         return [delta for each in self._readings if (delta := each.finish()) is not None]
 
     async def completion(self) -> ChatCompletion:
-        """Read to the end, and return all completions, what was read before included. Cancelling it
+        """Read to the end, and return all completions, including parts read before. Cancelling
         ends the request."""
         async for _ in self:
             pass

@@ -24,7 +24,7 @@ class ChatDelta(msgspec.Struct, frozen=True):
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     sample: int = 0
-    """Number of the completion among the request's `n`, from 0."""
+    """Index of the completion among the request's `n`, from 0."""
     tokens: tuple[Token, ...] = ()
     """Tokens that came since the completion's last delta."""
 
@@ -50,7 +50,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
 
     @property
     def message(self) -> dict[str, Any]:
-        """The assistant's message, as `Engine.chat` takes it to go on with the conversation."""
+        """Message of the assistant, as `Engine.chat` takes it to continue the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -66,7 +66,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
         return message
 
     def parsed(self, form: type[T] | Validates[T]) -> T:
-        """The object that the content says: see `ChatCompletion.parsed`."""
+        """Parse the content into an object: see `ChatCompletion.parsed`."""
         return parsed_answer(form, self.content, self.finish_reason, len(self.tool_calls))
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
-    """All completions of a request. Properties are those of the first."""
+    """All completions of a request. Properties are those of the first one."""
 
     request_id: str
     answers: tuple[ChatAnswer, ...]
@@ -102,8 +102,8 @@ class ChatCompletion(msgspec.Struct, frozen=True):
         return self.answers[0].message
 
     def parsed(self, form: type[T] | Validates[T]) -> T:
-        """The object that the content says, as `Completion.parsed`. Raises `UnparsedError` for
-        calls of tools as well."""
+        """Parse the content into an object, as `Completion.parsed` does. Also raises
+        `UnparsedError` if the answer has tool calls."""
         return self.answers[0].parsed(form)
 
     def __repr__(self) -> str:

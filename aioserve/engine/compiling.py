@@ -3,10 +3,11 @@
     submit ──► known? ──► waiting ──► on a thread ──► then(grammar)
                              └── cancel ──────┘
 
-A compile can't be interrupted. So no request waits for one for more than `COMPILE_SECONDS`, and one
-that takes longer keeps its thread while another takes its place, a few times. Requests with the
-same structured output wait for one compile, and are refused at once while it takes too long.
-Results are kept, grammars and errors: the ones used last, with bounds on their number and bytes.
+A compile can't be interrupted. Each request therefore waits for at most `COMPILE_SECONDS`. A slower
+compile keeps its thread, and a new thread takes its place, a few times. Requests with the same
+structured output share one compile, and are refused at once while that is overdue. Results are kept
+for reuse, grammars and errors, the least recently used dropped first. Their number and bytes are
+bounded.
 """
 
 from __future__ import annotations
@@ -36,40 +37,40 @@ __all__ = ["Compiling", "GrammarCompiler"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 10.0
-"""The largest schemas in use take a second or two."""
+"""Time that a request waits for a compile. The largest schemas in use take a second or two."""
 MAX_THREADS = 2
-"""Threads that compile: small schemas don't wait for a large one."""
+"""Threads that compile. A small schema needn't wait for a large one."""
 MAX_STUCK = 2
-"""Further threads that have taken too long and aren't back."""
+"""Most further threads, started to replace overdue ones."""
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 2**29
-"""Bytes of memory that what is kept may come to hold. It mostly holds a tenth of that."""
+"""Most bytes that kept results may grow to. They mostly hold a tenth of that."""
 EXIT_SECONDS = 0.5
-"""How long an interpreter that exits waits for a compile."""
+"""Time that interpreter exit waits for a compile."""
 
 Compiled = CompiledGrammar | BaseException
 Worker = HandlerThread[Any]
 
 
 class Compiling:
-    """One request's wait for a grammar. Belongs to the thread of the event loop."""
+    """One request's wait for a grammar. Used on the event loop's thread only."""
 
     __slots__ = ("_compiler", "then")
 
     def __init__(self, compiler: GrammarCompiler, then: Callable[[Compiled], None]) -> None:
         self._compiler = compiler
         self.then: Callable[[Compiled], None] | None = then
-        """None once it was called or cancelled."""
+        """Callback of the request. Cleared once it was called or cancelled."""
 
     def cancel(self) -> None:
-        """Call `then` no more. Works in the middle of anything: the collector may call it."""
+        """Never call `then`. Safe at any moment: the garbage collector may call it."""
         if self.then is not None:
             self.then = None
             self._compiler.left()
 
 
 class _Job:
-    """Structured output that is compiled, or waits to be, and the requests that want it."""
+    """Structured output that is or will be compiled, and the requests that want it."""
 
     def __init__(self, output: StructuredOutput) -> None:
         self.output = output
@@ -82,8 +83,8 @@ class _Job:
 
 
 class GrammarCompiler:
-    """Compiles for one engine, on threads of its own. For the thread of the event loop that it is
-    made on."""
+    """Compiles for one engine, on its own threads. Used only on the event loop that it is made
+    on."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
@@ -94,7 +95,7 @@ class GrammarCompiler:
         self._kept_bytes = 0
         self._jobs: dict[tuple[Any, ...], _Job] = {}
         self._late: set[tuple[Any, ...]] = set()
-        """Keys of what takes threads too long."""
+        """Keys of overdue compiles."""
         self._waiting: deque[_Job] = deque()
         self._free: list[Worker] = []
         self._workers: list[Worker] = []
@@ -108,10 +109,12 @@ class GrammarCompiler:
     def submit(
         self, output: StructuredOutput, then: Callable[[Compiled], None]
     ) -> Compiling | None:
-        """Call `then` with the grammar, or with what was raised: at once, and the result is None,
-        where that is known. Raises `RuntimeError` where the system has no thread to give,
-        `InvalidSamplingError` for what already takes too long, `QueueFullError` where all threads
-        are stuck, and has then changed nothing."""
+        """Call `then` with the grammar or the error.
+
+        A known result is passed at once, and None returned. Errors change nothing: `RuntimeError`
+        if the system can't start a thread, `InvalidSamplingError` for an overdue compile,
+        `QueueFullError` if all threads are overdue.
+        """
         key = _key(output)
         if (known := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
@@ -137,7 +140,7 @@ class GrammarCompiler:
         return waiter
 
     def left(self) -> None:
-        """A request waits no more."""
+        """Note that a request waits no more."""
         self._num_wanted -= 1
         if self._num_wanted == 0:
             self._idle.set()
@@ -154,9 +157,12 @@ class GrammarCompiler:
         )
 
     async def prepare(self) -> None:
-        """Make the model's vocabulary, on a thread. Large ones take seconds, and the library holds
-        the interpreter's lock meanwhile, so no request may begin with that. One that can't be made
-        is told in the log, and fails the requests that need it."""
+        """Make the model's vocabulary, on a thread.
+
+        Large ones take seconds, and the library holds the interpreter's lock meanwhile. So this
+        happens before any request. A failure is logged, and fails the requests that need the
+        vocabulary.
+        """
         if not self._model.generates or self._model.tokenizer is None:
             return
         error = await asyncio.to_thread(self._vocabulary.why_not)
@@ -172,8 +178,8 @@ class GrammarCompiler:
         await self._idle.wait()
 
     async def aclose(self) -> None:
-        """End the threads. One that compiles is left to it: it touches nothing of the engine's, and
-        ends when the library returns."""
+        """End the threads. A running compile is left alone: it touches nothing of the engine,
+        and its thread ends when the library returns."""
         self._closed = True
         for job in self._jobs.values():
             if job.timer is not None:
@@ -184,7 +190,7 @@ class GrammarCompiler:
                 await worker.aclose()
 
     def _start(self) -> None:
-        """Let every free thread begin with what is wanted."""
+        """Give waiting jobs to free threads."""
         while self._waiting:
             if self._waiting[0].waiters and not self._waiting[0].is_wanted:
                 self._forget(self._waiting.popleft())
@@ -202,7 +208,7 @@ class GrammarCompiler:
             job.timer = self._loop.call_later(COMPILE_SECONDS, self._time_out, worker, job)
 
     def _post(self, worker: Worker, job: _Job, compiled: Compiled) -> None:
-        """On the thread."""
+        """Pass a result to the event loop. Runs on a compile thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._ended, worker, job, compiled)
 
@@ -229,7 +235,7 @@ class GrammarCompiler:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Begin with those that wait, or tell them why none can be."""
+        """Start waiting jobs, or fail them if no thread can ever take them."""
         error: Exception | None = None
         try:
             self._start()
@@ -244,7 +250,7 @@ class GrammarCompiler:
                 self._tell(job, error)
 
     def _forget(self, job: _Job) -> None:
-        """No request waits for a job any more."""
+        """Forget a job that no request waits for."""
         self._jobs.pop(_key(job.output), None)
 
     def _tell(self, job: _Job, compiled: Compiled) -> None:
@@ -268,7 +274,7 @@ class GrammarCompiler:
 
 
 class _OneVocabulary:
-    """Vocabulary of a model, made when it is first asked for."""
+    """Vocabulary of a model, made on first use."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._tokenizer = model.tokenizer
@@ -288,10 +294,10 @@ class _OneVocabulary:
             return self._made
 
     def why_not(self) -> BaseException | None:
-        """Make it; what is raised meanwhile, if anything is."""
+        """Make it; return the exception if that fails."""
         try:
             self.get()
-        except BaseException as error:  # a panic in Rust code is none of the `Exception`s
+        except BaseException as error:  # a panic in Rust code is a BaseException
             return error
         return None
 
@@ -299,11 +305,11 @@ class _OneVocabulary:
 def _compile(
     entry: tuple[_OneVocabulary, StructuredOutput, Callable[[Compiled], None]],
 ) -> None:
-    """On a thread."""
+    """Compile and pass on the result. Runs on a compile thread."""
     vocabulary, output, then = entry
     try:
         compiled: Compiled = compile_grammar(vocabulary.get(), output)
-    except BaseException as error:  # a panic in Rust code is none of the `Exception`s
+    except BaseException as error:  # a panic in Rust code is a BaseException
         compiled = error
     then(compiled)
 
@@ -326,7 +332,7 @@ def _key(output: StructuredOutput) -> tuple[Any, ...]:
 
 
 def _num_bytes(key: tuple[Any, ...], compiled: Compiled) -> int:
-    """Bytes of memory of what is kept, at most."""
+    """Upper bound of the memory of a kept result, in bytes."""
     return _key_bytes(key) + (compiled.num_bytes if isinstance(compiled, CompiledGrammar) else 0)
 
 

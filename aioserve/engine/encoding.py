@@ -1,14 +1,13 @@
-"""From prompts to token ids, off the event loop.
+"""Encodes prompts to token ids, off the event loop.
 
     submit ──► waiting ──► on a thread ──► then(ids)
                   │             │
                   └── cancel ───┘
 
-An encode can't be interrupted, and that of a huge text takes many seconds. So one thread takes
-long texts and the other never does: no short prompt waits for a long one. Long
-texts are encoded one after the other, and those that wait are bounded by their characters (short
-ones are by `max_waiting`). A thread whose ids no request waits for any more isn't waited for: it
-ends when the library returns to it.
+An encode can't be interrupted, and a huge text takes many seconds. So only one of two threads takes
+long texts, and no short prompt waits for a long one. Long texts are encoded one after the other.
+`MAX_LONG_CHARS` bounds those that wait, and `max_waiting` the short ones. A thread whose ids no
+request wants any more isn't waited for. It ends when the library returns.
 """
 
 from __future__ import annotations
@@ -42,34 +41,34 @@ from aioserve.text.tokenizer import Tokenizer
 __all__ = ["BareText", "Encoded", "Encoder", "Encoding", "Framed"]
 
 MAX_CHARS_PER_TOKEN = 128
-"""A text of more characters than this times the model's context is refused unread: no vocabulary
-has tokens that long on average. (Some have runs of 128 spaces or dashes.)"""
+"""Most characters per token of the model's context. Longer texts are refused unread: no
+vocabulary has tokens that long on average. (Some have runs of 128 spaces or dashes.)"""
 LONG_CHARS = 2**15
-"""Texts above take one thread, one by one. One of this length takes some 10 ms, and in the worst
-case, a single word, some 100 ms."""
+"""Longer texts are encoded one by one, on one thread. A text of this length takes about 10 ms,
+and in the worst case, a single word, about 100 ms."""
 EXIT_SECONDS = 0.5
-"""How long an interpreter that exits waits for a text that is being encoded."""
+"""Time that interpreter exit waits for an encode."""
 MAX_LONG_CHARS = 2**26
-"""Most characters of long texts that are being encoded or wait to be, where there are several."""
+"""Most characters of long texts that are encoded or wait, if there are several."""
 
 Encoded = list[int] | npt.NDArray[np.int32] | BaseException
 
 
 class BareText(msgspec.Struct, frozen=True):
-    """A text that is encoded without the frame that the model expects."""
+    """A text to encode without the special tokens that the model expects around a prompt."""
 
     text: str
 
 
 class Framed(msgspec.Struct, frozen=True):
-    """Messages for another template than the model's."""
+    """Messages for another template than the model's own."""
 
     conversation: Conversation
     template: ChatTemplate
 
 
 class Encoding:
-    """One prompt on its way to token ids. Belongs to the thread of the event loop."""
+    """One prompt on its way to token ids. Used on the event loop's thread only."""
 
     __slots__ = ("_encoder", "context", "is_waiting", "num_chars", "prompt", "then")
 
@@ -80,30 +79,30 @@ class Encoding:
         self.prompt: Any = prompt
         self.num_chars: int = num_chars
         self.then: Callable[[Encoded], None] | None = then
-        """None once it was called or cancelled."""
+        """Callback of the request. Cleared once it was called or cancelled."""
         self.context: contextvars.Context = contextvars.copy_context()
-        """The caller's: its prompt is encoded there, and `then` called."""
+        """Context of the caller. Its prompt is encoded there, and `then` is called there."""
         self.is_waiting: bool = True
 
     def run(self) -> Encoded:
-        """Encode, on a thread."""
+        """Encode the prompt. Runs on a thread."""
         return self.context.run(self._run)
 
     def _run(self) -> Encoded:
         try:
             return self._encoder.encode(self.prompt)
-        except BaseException as error:  # a panic in Rust code is none of the `Exception`s
+        except BaseException as error:  # a panic in Rust code is a BaseException
             return error
 
     def cancel(self) -> None:
-        """Call `then` no more. Works in the middle of anything: the collector may call it."""
+        """Never call `then`. Safe at any moment: the garbage collector may call it."""
         if self.then is not None:
             self.then = None
             self._encoder.left(self)
 
 
 class Encoder:
-    """Encodes the prompts of one engine. For the thread of the event loop that it is made on."""
+    """Encodes the prompts of one engine. Used only on the event loop that it is made on."""
 
     def __init__(self, model: LoadedModel, *, special_tokens_in_messages: bool) -> None:
         self._model = model
@@ -117,7 +116,7 @@ class Encoder:
             _Lane(f"aioserve-encode-{model.name}", (self._short,)),
         )
         self._wanted: dict[Encoding, None] = {}
-        """Encodings whose ids are waited for, in order of arrival."""
+        """Encodings whose ids are wanted, in order of arrival."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -127,7 +126,7 @@ class Encoder:
         return self._model.limits.max_model_len * MAX_CHARS_PER_TOKEN
 
     def tokenizer_for(self, argument: str) -> Tokenizer:
-        """Raises `InvalidPromptError` where there is none."""
+        """Return the tokenizer. Raises `InvalidPromptError` if there is none."""
         if self._model.tokenizer is None:
             raise InvalidPromptError(
                 f"{argument} must be token ids, got text: {self._model.why_no_tokenizer}",
@@ -136,7 +135,7 @@ class Encoder:
         return self._model.tokenizer
 
     def check_text(self, argument: str, text: str) -> None:
-        """Raise `PromptTooLongError` for a text that is longer than any that fits the model, and
+        """Raise `PromptTooLongError` for a text too long to fit the model, and
         `InvalidPromptError` without a tokenizer."""
         if (chars := len(text)) > self.max_chars:
             raise PromptTooLongError(
@@ -150,8 +149,10 @@ class Encoder:
         self.tokenizer_for(argument)
 
     def encode(self, prompt: Any) -> list[int] | npt.NDArray[np.int32]:
-        """Token ids of a text, also a bare one, of a `Conversation`, or of what goes on behind one;
-        ids are their own. On any thread, for as long as it takes."""
+        """Return the token ids of a prompt of any kind; ids are returned as they are.
+
+        Runs on any thread, for as long as it takes.
+        """
         if isinstance(prompt, np.ndarray):
             return prompt
         if isinstance(prompt, PredictedPrompt):
@@ -167,8 +168,10 @@ class Encoder:
         return self._encode(prompt)
 
     def _prediction_ids(self, prediction: str) -> npt.NDArray[np.int32]:
-        """Ids that the model has logits of, int32. A tokenizer may know others, which no completion
-        has."""
+        """Encode a prediction to int32 ids that the model has logits for.
+
+        A tokenizer may know further ids, which never occur in a completion.
+        """
         ids = np.array(self._encode(BareText(prediction), "prediction"), np.int32)
         return ids[ids < self._model.limits.vocab_size]
 
@@ -203,11 +206,11 @@ class Encoder:
                 raise too_long(error.value, max_model_len, argument) from None
             raise
 
-    # -- those that wait
+    # -- the queues
 
     def check_room(self, num_chars: int) -> None:
-        """Raise `QueueFullError` where a prompt of so many characters can't even wait."""
-        # One is always taken: what fits the model is never refused for its length.
+        """Raise `QueueFullError` if a prompt of `num_chars` characters can't even wait."""
+        # One is always taken: a prompt that fits the model is never refused for its length.
         wait = self._long_chars
         if num_chars > LONG_CHARS and wait and wait + num_chars > MAX_LONG_CHARS:
             raise QueueFullError(
@@ -216,13 +219,15 @@ class Encoder:
                 value=wait,
                 limit=MAX_LONG_CHARS,
                 unit="characters",
-                retry_after_seconds=None,  # how long a text takes is unknown
+                retry_after_seconds=None,  # the time that a text takes is unknown
             )
 
     def submit(self, prompt: Any, num_chars: int, then: Callable[[Encoded], None]) -> Encoding:
-        """Encode a prompt of so many characters on a thread, and call `then` with its ids or what
-        was raised, in the caller's context. Raises `RuntimeError`, and has then changed nothing,
-        where the system has no thread to give."""
+        """Encode a prompt of `num_chars` characters on a thread.
+
+        `then` is called with its ids or the error, in the caller's context. Raises `RuntimeError`,
+        and changes nothing, if the system can't start a thread.
+        """
         encoding = Encoding(self, prompt, num_chars, then)
         if num_chars > LONG_CHARS:
             self._long_chars += num_chars
@@ -240,7 +245,8 @@ class Encoder:
         return encoding
 
     def left(self, encoding: Encoding) -> None:
-        """No request waits for an encoding. It keeps a thread that it has, or frees its text."""
+        """Drop an encoding that no request wants. A running one keeps its thread; a waiting one
+        frees its text."""
         if encoding.is_waiting:
             self._forget(encoding)
         self._wanted.pop(encoding, None)
@@ -253,7 +259,7 @@ class Encoder:
             self._long_chars -= encoding.num_chars
 
     def _start(self) -> None:
-        """Let every free thread begin with what it may take."""
+        """Let every free thread begin with a prompt that it may take."""
         for lane in self._lanes:
             if lane.future is None and (encoding := lane.next_encoding()) is not None:
                 encoding.is_waiting = False
@@ -275,16 +281,18 @@ class Encoder:
         await self._idle.wait()
 
     def abort_all(self, error: EngineClosedError) -> None:
-        """Give `error` to all that wait for ids; not in the callers' contexts, one of which may be
-        entered on a thread."""
+        """Give `error` to everything that waits for ids. Bypasses the callers' contexts, since a
+        thread may have entered one of them."""
         for encoding in list(self._wanted):
             if (then := encoding.then) is not None:
                 encoding.cancel()
                 then(error)
 
     async def aclose(self) -> None:
-        """End the threads, and with `EngineClosedError` all encodings. One that is in the library's
-        hands is left to it: it touches nothing of the engine's, and ends when the library returns.
+        """End the threads, and all encodings with `EngineClosedError`.
+
+        A running encode is left alone: it touches nothing of the engine, and its thread ends when
+        the library returns.
         """
         closed = "the engine was closed before this prompt was encoded"
         self.abort_all(EngineClosedError(closed, state="closed"))
@@ -298,14 +306,14 @@ class Encoder:
 
 
 class _Lane(Executor):
-    """One thread, and the queues that it takes from, in this order. It starts with the first call.
+    """One thread, and the queues that it takes from, in order. It starts with the first call.
 
-    Unlike that of a `ThreadPoolExecutor`, it doesn't hold up an interpreter that exits for long.
+    Unlike a `ThreadPoolExecutor`, it doesn't hold up interpreter exit for long.
     """
 
     def __init__(self, name: str, queues: Sequence[deque[Encoding]]) -> None:
         self.future: asyncio.Future[Encoded] | None = None
-        """The encoding that has the thread."""
+        """Encoding that occupies the thread."""
         self.worker: HandlerThread[Any] | None = None
         self._name = name
         self._queues = queues

@@ -422,7 +422,7 @@ class Engine(EngineFacts, EnteredByAsync):
         prompt_name: str | None = None,
         **options: Unpack[EmbedOptions],
     ) -> tuple[npt.NDArray[np.float32], Usage]:
-        """Return what `embed` does, and the token counts of all prompts together."""
+        """Return the vectors of `embed`, and the token counts of all prompts together."""
         check_names(self.embed_counted, options, EmbedOptions)
         return await embeddings_of(
             self._lifecycle,

@@ -1,5 +1,5 @@
-"""Arguments of `Engine`: options of its configuration, and objects that are checked, and neither
-found nor loaded."""
+"""Arguments of `Engine`: its configuration, and objects. Checks them without finding or loading
+any."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ P = ParamSpec("P")
 
 
 class _EngineOptions(EngineConfig, frozen=True, kw_only=True):
-    """Arguments of `Engine` by name: fields of its configuration, and these."""
+    """Keyword arguments of `Engine`: fields of its configuration, and these."""
 
     policy: str | SchedulingPolicy = DEFAULT_POLICY
     plugins: Sequence[object] = ()
     progress: Callable[[int, int], None] | None = None
     capture_progress: Callable[[int, int], None] | None = None
-    # What callers may give, of which the configuration keeps a plain value.
+    # Types that callers may give; the configuration keeps plain values.
     chat_template: str | Path | None = None
     speculation: Speculation | str | None = None
 
@@ -46,8 +46,8 @@ class _EngineOptions(EngineConfig, frozen=True, kw_only=True):
 class EngineArguments(_EngineOptions, frozen=True):
     """All arguments of `Engine`.
 
-    Raises `ConfigError` as `EngineConfig` does and for what can't be used, and
-    `UnknownPolicyError` where none but the bundled plugins could offer the policy.
+    Raises `ConfigError` as `EngineConfig` does, and for unusable objects. Raises
+    `UnknownPolicyError` for an unknown policy if only the bundled plugins could offer it.
     """
 
     model: str | Path | ModelSource = DEFAULT_MODEL
@@ -67,7 +67,7 @@ class EngineArguments(_EngineOptions, frozen=True):
 
     @property
     def config(self) -> EngineConfig:
-        """The configuration alone."""
+        """Configuration, without the other arguments."""
         return EngineConfig(**{name: getattr(self, name) for name in _CONFIGURED})
 
 
@@ -77,8 +77,8 @@ _CONFIGURED = EngineConfig.__struct_fields__
 def takes_arguments(
     kind: Callable[P, EngineArguments],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Let type checkers, `help` and `inspect.signature` show a constructor the arguments of which
-    `kind` is made, in place of its own."""
+    """Let type checkers, `help` and `inspect.signature` show a constructor with the arguments of
+    `kind`."""
 
     def shown_in(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         own = inspect.signature(constructor)
@@ -94,7 +94,7 @@ def takes_arguments(
 
 
 def _checked_policy(policy: str | SchedulingPolicy) -> str | SchedulingPolicy:
-    """Text becomes plain, whatever a subclass makes of it."""
+    """Check a policy. Text becomes a plain str, even of a subclass."""
     if not isinstance(policy, str):
         check_policy_object(policy)
         return policy
@@ -110,10 +110,12 @@ def _checked_policy(policy: str | SchedulingPolicy) -> str | SchedulingPolicy:
 def _check_names(
     policy: str | SchedulingPolicy, drafter: str | None, plugins: Sequence[object]
 ) -> None:
-    """Raise `UnknownPolicyError` for a policy's name that no plugin offers, and `ConfigError` for a
-    drafter's, and for options that these don't take, where no plugin but the bundled ones could
-    offer them: others are imported when the engine is entered, in a thread, as files are, and that
-    raises it then. A file is only looked for here."""
+    """Raise for an unknown policy or drafter, or options that it doesn't take.
+
+    Raises `UnknownPolicyError` for a policy's name, and otherwise `ConfigError`. This only happens
+    if no plugin but the bundled ones could offer them. Others are imported in a thread when the
+    engine is entered, which then raises; so are files.
+    """
     named: dict[str, str] = {}
     if isinstance(policy, str) and policy != DEFAULT_POLICY and not names_file(policy, POLICY):
         named["policy"] = policy
@@ -129,7 +131,7 @@ def _check_names(
 
 
 def _checked_model(model: str | Path | ModelSource) -> str | Path | ModelSource:
-    """Text becomes plain, as that of a policy."""
+    """Check a model. Text becomes a plain str, as for a policy."""
     if isinstance(model, str):
         return str.__str__(model)
     if not isinstance(model, Path) and not callable(getattr(model, "load", None)):
@@ -155,7 +157,7 @@ def _check_listener(name: str, listener: object, model: object) -> None:
 
 
 def _check_chat_template(file: str | None, model: object) -> None:
-    """Raise `ConfigError` for a file that isn't read."""
+    """Raise `ConfigError` for a file that would not be read."""
     if file is not None and not isinstance(model, str | Path):
         raise _without_effect("chat_template", file, model, "brings a template of its own")
 
@@ -170,7 +172,7 @@ def _without_effect(name: str, value: object, model: object, why: str) -> Config
 
 
 def _checked_plugins(plugins: object) -> tuple[object, ...]:
-    """A tuple of them, not endless."""
+    """Copy the plugins to a tuple; they may be endless."""
     with blamed("plugins can't be listed", ConfigError):
         if isinstance(plugins, str | bytes) or not isinstance(plugins, Iterable):
             raise ConfigError(f"plugins must be a sequence of plugin objects, got {shown(plugins)}")

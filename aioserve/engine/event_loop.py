@@ -1,5 +1,4 @@
-"""The event loop of an engine: whether a caller runs there, and turns of it for requests that come
-all at once."""
+"""The event loop of an engine: checks that callers run there, and turns for floods of requests."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from aioserve.errors import WrongLoopError
 __all__ = ["SubmissionTurns", "check_on", "check_process", "running_loop"]
 
 SUBMITTED_AT_ONCE = 32
-"""Requests between two turns of the event loop. A short prompt takes some 100 µs to check and
+"""Requests between two turns of the event loop. A short prompt takes about 100 µs to check and
 encode."""
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop of asyncio that runs in this thread; None where none does, as under trio."""
+    """Return the asyncio event loop of this thread; None if there is none, as under trio."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -25,8 +24,10 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def check_process(pid: int, owner: str) -> None:
-    """Raise `WrongLoopError` unless this is the process `pid`, to which `owner` belongs. One that
-    was forked has the same objects, and none of the threads that work for them."""
+    """Raise `WrongLoopError` unless this is process `pid`, which `owner` belongs to.
+
+    A forked process has the same objects, but none of their threads.
+    """
     if os.getpid() != pid:
         raise WrongLoopError(
             f"{owner} belongs to process {pid}, and this is process {os.getpid()}, forked since: "
@@ -35,8 +36,8 @@ def check_process(pid: int, owner: str) -> None:
 
 
 def check_on(loop: asyncio.AbstractEventLoop, pid: int, owner: str) -> None:
-    """Raise `WrongLoopError` unless `loop`, to which `owner` belongs, is the one that runs here,
-    and this the process `pid`."""
+    """Raise `WrongLoopError` unless this is process `pid` and runs `loop`, which `owner` belongs
+    to."""
     check_process(pid, owner)
     running = running_loop()
     if running is None:
@@ -46,8 +47,10 @@ def check_on(loop: asyncio.AbstractEventLoop, pid: int, owner: str) -> None:
 
 
 class SubmissionTurns:
-    """Turns of the event loop for the requests of one engine, first come, first served: some at a
-    time, so that thousands at once don't hold the loop."""
+    """Turns of the event loop for the requests of one engine, first come, first served.
+
+    Only some get a turn at a time, so that thousands at once don't block the loop.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -56,7 +59,7 @@ class SubmissionTurns:
         self._is_counting = False
 
     async def take(self) -> None:
-        """Return when it is the caller's turn: at once, unless many came before it."""
+        """Wait for the caller's turn. Returns at once unless many came before."""
         if not self._is_counting:
             self._is_counting = True
             self._loop.call_soon(self._begin_anew)
@@ -68,7 +71,7 @@ class SubmissionTurns:
         await turn
 
     def _begin_anew(self) -> None:
-        """The loop had a turn for others."""
+        """Give out new turns, after the loop has run other callbacks."""
         self._num_left = SUBMITTED_AT_ONCE
         while self._waiting and self._num_left:
             turn = self._waiting.popleft()

@@ -1,7 +1,7 @@
-"""The way in: what a caller gives is checked, encoded off the event loop, and queued.
+"""Intake: a caller's arguments are checked, encoded off the event loop, and queued.
 
-What can be checked at once raises at once; what only encoding shows (a text too long for the
-model, a template that refuses) ends the request's stream with the error.
+Errors that can be found at once are raised at once. Others need the encoded prompt, like a text too
+long for the model, or a template that refuses. They end the request's stream.
 """
 
 from __future__ import annotations
@@ -57,34 +57,35 @@ from aioserve.text.conversation import Conversation, conversation_of
 __all__ = ["Intake", "PromptFields"]
 
 PromptFields = Callable[[int], dict[str, Any]]
-"""What a request wants of its prompt beside an answer, or in place of one: fields of the `Request`,
-by the number of the prompt's tokens."""
+"""Callback that makes fields of the `Request` from the number of prompt tokens. It serves
+requests that want something of the prompt itself, like scores."""
 
 INLINE_CHARS = 512
-"""Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
+"""Texts up to this length are encoded on the event loop: it takes less time than a thread
+switch."""
 MAX_PREDICTED_TOKENS = 2**17
-"""A request's, for all its answers: each of them has an index of the prediction."""
+"""Most predicted tokens of a request, over all its answers. Each answer indexes the prediction."""
 CHARS_PER_TOKEN = 4
-"""Characters of English text that count as a token, about, as long as a text isn't encoded."""
+"""Estimated characters per token, as for English text, until a text is encoded."""
 NAME_OR_NONE: Rule[str | None] = optional(name)
 SEED_STRIDE = 0x9E3779B97F4A7C15
-"""2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
+"""2**64 / golden ratio, odd. Gives requests without a seed distinct, scattered keys."""
 
 
 class _Checked(msgspec.Struct, frozen=True):
-    """All of a request but its prompt's token ids, as it passed the checks at the edge."""
+    """A request that has passed the checks, without its prompt's token ids."""
 
     live: LiveRequest
     params: SamplingParams
     fields: dict[str, Any]
-    """Fields of the `Request` that it becomes."""
+    """Fields of the later `Request`."""
     chat_format: ChatFormat | None = None
     prompt_fields: PromptFields | None = None
     truncation: Truncation | None = None
     thinks_in: ChatFormat | None = None
-    """The format of reasoning that has a budget."""
+    """Format of the reasoning that has a budget."""
     predicted: PredictedPrompt | None = None
-    """The prompt, where the answer is predicted."""
+    """Prompt of a request with a predicted answer."""
 
 
 class Intake:
@@ -109,7 +110,7 @@ class Intake:
         self.compiler: GrammarCompiler = GrammarCompiler(model)
         self._num_requests = 0
         self._asking = False
-        """A plugin is being asked about a request, which isn't queued yet."""
+        """True while a plugin is asked about a request, which isn't queued yet."""
 
     def submit(
         self,
@@ -122,10 +123,12 @@ class Intake:
         prompt_fields: PromptFields | None = None,
         **options: Any,
     ) -> Mailbox:
-        """Check and queue a request. `chat_format` is how completions of messages are read,
-        `prompt_fields` what is wanted of the prompt; `options` are the others of
-        `StreamOptions`. A `ContinuedPrompt` was checked. Raises what `Engine.stream` says, and has
-        then changed nothing."""
+        """Check and queue a request.
+
+        `chat_format` reads completions of messages. `prompt_fields` is for requests that want
+        something of the prompt. `options` are the others of `StreamOptions`. A `ContinuedPrompt` is
+        already checked. Raises what `Engine.stream` does, and then changes nothing.
+        """
         if self._asking:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
@@ -196,7 +199,7 @@ class Intake:
     # -- checks at the edge
 
     def check_generates(self) -> None:
-        """Raise `InvalidRequestError` for a model that makes hidden states alone."""
+        """Raise `InvalidRequestError` for a model that only makes hidden states."""
         if not self._model.generates:
             raise InvalidRequestError(
                 f"{self._model.name} can't generate text, or score it: its checkpoint has no "
@@ -216,8 +219,8 @@ class Intake:
             )
 
     def _check_tokens_waiting(self, num_tokens: int, deadline_seconds: float | None) -> None:
-        """Raise `QueueFullError` where so many tokens more are more than may wait, or would wait
-        until their deadline has passed. Where none wait, they are always taken."""
+        """Raise `QueueFullError` if `num_tokens` more tokens are too many to wait, or would wait
+        past their deadline. If no tokens wait, any number is taken."""
         waiting, most = self._core.table.waiting, self._config.max_waiting_tokens
         if not waiting.tokens:
             return
@@ -270,14 +273,16 @@ class Intake:
     def truncation_of(
         self, options: Mapping[str, Any], params: SamplingParams
     ) -> Truncation | None:
-        """As `checked_truncation`."""
+        """Return the checked truncation of a prompt; see `checked_truncation`."""
         return checked_truncation(options, params, self._model.limits)
 
     def _thinks_in(
         self, params: SamplingParams, chat_format: ChatFormat | None
     ) -> ChatFormat | None:
-        """The format of the reasoning that the params limit. Raises `InvalidSamplingError` where
-        none is known."""
+        """Return the format of the reasoning that the params limit; None if they limit none.
+
+        Raises `InvalidSamplingError` if the model's format is unknown.
+        """
         held = None if chat_format is None else chat_format.held
         is_whole = params.structured_output is not None and (held is None or held.form is None)
         if chat_format is not None and chat_format.has_channels:
@@ -297,8 +302,11 @@ class Intake:
     def checked_prompt(
         self, prompt: Prompt, chat: Mapping[str, Any], truncation: Truncation | None = None
     ) -> str | Conversation | npt.NDArray[np.int32]:
-        """Return token ids as an int32 array, cut by `truncation`, or text as it is, not empty.
-        `chat` has some of `MessageOptions`, not checked."""
+        """Return token ids as an int32 array, cut by `truncation`; text and messages stay as they
+        are.
+
+        `chat` has unchecked `MessageOptions`.
+        """
         kind = kind_of(prompt)
         if kind != "messages":
             _check_no_message_options(chat, kind)
@@ -454,12 +462,12 @@ class Intake:
     def _failing(
         self, live: LiveRequest, what: str = "the prompt can't be encoded"
     ) -> Iterator[None]:
-        """Ends a request with whatever is raised inside."""
+        """End a request with any exception raised inside."""
         try:
             yield
         except AioserveError as error:
             self._fail(live, error)
-        except BaseException as error:  # a panic in Rust code is none of the `Exception`s
+        except BaseException as error:  # a panic in Rust code is a BaseException
             failed = RequestFailedError(f"{what}: {shown(error)}")
             self._fail(live, failed.with_cause(error))
             if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -471,7 +479,7 @@ class Intake:
 
 
 def _check_no_message_options(chat: Mapping[str, Any], kind: str) -> None:
-    """Raise `InvalidRequestError` for what was given and has no effect."""
+    """Raise `InvalidRequestError` for options that have no effect."""
     for argument, value in chat.items():
         if value is not MESSAGE_DEFAULTS[argument]:
             raise InvalidRequestError(
@@ -488,7 +496,7 @@ def _has_no_messages(prompt: Any) -> bool:
 
 
 def _size(prompt: Any) -> tuple[int, int]:
-    """Characters of a prompt that are to be encoded, and its tokens, about."""
+    """Count the characters of a prompt to encode, and estimate its tokens."""
     num_chars = num_tokens = 0
     for part in prompt.parts if isinstance(prompt, ContinuedPrompt) else (prompt,):
         if isinstance(part, np.ndarray):

@@ -1,7 +1,7 @@
 """`EngineLifecycle`: an engine starts, serves, drains, closes or fails, on one event loop, once.
 
-Makes scheduler, core loop and intake when it starts, and knows who may use them. Knows nothing of
-single requests.
+It makes scheduler, core loop and intake at the start, and checks who may use them. It knows nothing
+of single requests.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ __all__ = ["EngineLifecycle"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 _tasks: set[asyncio.Task[None]] = set()
-"""Tasks of all engines. A loop holds its tasks weakly, and these outlive an engine that was dropped
-unclosed, to be ended and not destroyed."""
+"""Tasks of all engines. A loop holds tasks weakly. These must outlive an engine that is dropped
+unclosed, so that they end properly."""
 
 
 class Plugins(msgspec.Struct, frozen=True):
-    """Objects of plugins that one engine uses."""
+    """Plugin objects of one engine."""
 
     registry: PluginRegistry
     policy: SchedulingPolicy
     policy_name: str | None
-    """Name for logs and errors, with its distribution; None for an object, which goes by its
+    """Name for logs and errors, with its distribution. None for an object, which goes by its
     class."""
     eviction: Eviction
     drafter: Drafter | None
-    """The drafter, where `speculation` names one."""
+    """Drafter that `speculation` names."""
     drafter_label: str
     observers: Observers
     admission: Admission
 
 
 class EngineLifecycle:
-    """States: "new", "loading", "open", perhaps "draining", "closed"; "failed" in place of "open"
-    where a bug or the device has ended it."""
+    """States: "new", "loading", "open", perhaps "draining", "closed". "failed" replaces "open"
+    after a bug or the loss of the device."""
 
     # Set by `start`, and kept after the end.
     model: LoadedModel
@@ -84,7 +84,7 @@ class EngineLifecycle:
     intake: Intake
     turns: SubmissionTurns
     drafter: GuardedDrafter | None
-    """The drafter."""
+    """Drafter of the engine; None without speculation."""
 
     def __init__(self, config: EngineConfig, arguments: EngineArguments) -> None:
         self.config: EngineConfig = config
@@ -92,14 +92,14 @@ class EngineLifecycle:
         self._observing: list[Observer] = []
         self._state: EngineState = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop that it was started on."""
+        """Event loop that it was started on."""
         self._pid = os.getpid()
         """Process that it was started in."""
         self._starting: asyncio.Task[object] | None = None
         self._started_or_not = asyncio.Event()
-        """`start` is over, however it ended."""
+        """Set once `start` is over, whatever its result."""
         self._serving: asyncio.Task[None] | None = None
-        """The core loop's task, from when `start` has made everything."""
+        """Task of the core loop. Set once `start` has made everything."""
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -109,19 +109,19 @@ class EngineLifecycle:
 
     @property
     def is_started(self) -> bool:
-        """Whether it has what `start` makes; it stays so after the end."""
+        """True once `start` has made everything, also after the end."""
         return self._serving is not None
 
     @property
     def model_label(self) -> str:
-        """The model's name, or the class of an object."""
+        """Name of the model, or the class of a model object."""
         model = self._arguments.model
         return str(model) if isinstance(model, str | Path) else type(model).__name__
 
     # -- start
 
     async def start(self) -> None:
-        """Raises what entering an `Engine` does."""
+        """Load and start everything. Raises what entering an `Engine` does."""
         if self._state != "new":
             raise EngineClosedError(
                 "an engine can be entered once; make another", state=self._state
@@ -241,7 +241,7 @@ class EngineLifecycle:
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]
     ) -> asyncio.Task[None]:
         task = loop.create_task(coroutine, name=f"aioserve {self.model.name}")
-        # Where its loop has gone before it, `abandon` says so, and in fewer words.
+        # If the loop is gone first, `abandon` reports it, in fewer words.
         task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
@@ -250,7 +250,7 @@ class EngineLifecycle:
     # -- end
 
     async def drain(self, deadline_seconds: float | None) -> int:
-        """As `Engine.drain`, with a deadline that was checked."""
+        """Drain as `Engine.drain` does. The deadline is already checked."""
         if self._state == "draining":
             self._check()
         else:
@@ -268,7 +268,7 @@ class EngineLifecycle:
         return ended
 
     async def close(self) -> None:
-        """As leaving an `Engine`: at any time, and any number of times."""
+        """Close as leaving an `Engine` does. May be called at any time, repeatedly."""
         if self._loop is None:
             self._state = "closed"
             return
@@ -292,15 +292,17 @@ class EngineLifecycle:
             self.core.stop()
             await asyncio.wait([serving])
             if isinstance(self.core.failure, KeyboardInterrupt | SystemExit):
-                serving.exception()  # retrieved: the event loop has raised it
+                serving.exception()  # mark as retrieved: the event loop has raised it
         finally:
             await self.core.guides.aclose()
             await self.model.runner.aclose()
 
     def abandon(self, engine: object) -> None:
-        """Close what is left of `engine`, which was dropped unclosed, as soon as its loop runs.
-        Called by the collector, on any thread. In a forked process nothing is closed, and the
-        engine goes on in the other one."""
+        """Close the rest of `engine`, which was dropped unclosed, as soon as its loop runs.
+
+        The garbage collector calls this, on any thread. A forked process closes nothing: the engine
+        goes on in the parent.
+        """
         loop, serving = self._loop, self._serving
         if loop is None or serving is None or self._state == "closed" or os.getpid() != self._pid:
             return
@@ -316,8 +318,10 @@ class EngineLifecycle:
     # -- observers
 
     def observe(self, observer: Observer) -> Callable[[], None]:
-        """Tell `observer`, which was checked, of what happens; call what is returned to end that.
-        Raises `WrongLoopError`."""
+        """Report events to `observer`, already checked; call the returned function to stop.
+
+        Raises `WrongLoopError`.
+        """
         if self.is_started:
             self.at_rest().core.observer_events.observers.attach(observer, type(observer).__name__)
         self._observing.append(observer)
@@ -331,7 +335,7 @@ class EngineLifecycle:
     # -- who may use it
 
     def started(self) -> EngineLifecycle:
-        """For what doesn't change. Raises `EngineClosedError` before the start."""
+        """Return self, for facts that never change. Raises `EngineClosedError` before the start."""
         if not self.is_started:
             raise EngineClosedError(
                 f"the engine is {self._state}: use it inside `async with`", state=self._state
@@ -339,8 +343,11 @@ class EngineLifecycle:
         return self
 
     def at_rest(self) -> EngineLifecycle:
-        """For those who read what the core loop changes. Raises `WrongLoopError` too, where it may
-        change meanwhile."""
+        """Return self, for reading state that the core loop changes.
+
+        Raises `EngineClosedError` before the start, and `WrongLoopError` if the state may change
+        meanwhile.
+        """
         self.started()
         closed = self._closing is not None and self._closing.done()
         if not closed:
@@ -350,8 +357,8 @@ class EngineLifecycle:
         return self
 
     def usable(self) -> EngineLifecycle:
-        """For requests. Raises `EngineClosedError` and `WrongLoopError`, and what it failed
-        with."""
+        """Return self, for requests. Raises `EngineClosedError`, `WrongLoopError`, and the error
+        of an engine that has failed."""
         if self._state != "open":
             self.started()
             raise EngineClosedError(
@@ -369,7 +376,7 @@ class EngineLifecycle:
 
 
 def _memory(config: EngineConfig, eviction: Eviction, model: LoadedModel) -> KVMemory:
-    """KV memory that holds the longest request. Raises `ConfigError` where it can't."""
+    """Make KV memory. Raises `ConfigError` if it can't hold the longest request."""
     memory = KVMemory.of(
         (model.limits.num_pages, config.num_host_pages),
         config.page_size,
@@ -392,8 +399,10 @@ def _memory(config: EngineConfig, eviction: Eviction, model: LoadedModel) -> KVM
 def _given_drafter(
     config: EngineConfig, plugins: Plugins, model: LoadedModel
 ) -> GuardedDrafter | None:
-    """Give the model's runner the drafter, if there is one. Raises `ConfigError` where it verifies
-    no draft tokens."""
+    """Give the model's runner the drafter, if there is one.
+
+    Raises `ConfigError` if the runner or the drafter can't do what `speculation` asks for.
+    """
     if plugins.drafter is None:
         return None
     if model.take_drafter is None:
@@ -428,10 +437,12 @@ def _given_drafter(
 def _found(
     config: EngineConfig, arguments: EngineArguments
 ) -> tuple[PluginRegistry, Callable[[], SchedulingPolicy] | None, Callable[[], Drafter] | None]:
-    """Find the plugins, and what makes the policy and the drafter where these are classes of files;
-    call it on a thread. anyio imports the parts of its scopes with the first scope: here, and not
-    on the event loop when the engine is drained or closed."""
-    with contextlib.suppress(ModuleNotFoundError):  # an anyio that has them elsewhere
+    """Find the plugins, and the makers of a policy or drafter that is a class in a file.
+
+    Called on a thread. It also imports the backend of anyio, which anyio otherwise imports with its
+    first scope, on the event loop.
+    """
+    with contextlib.suppress(ModuleNotFoundError):  # other versions of anyio have it elsewhere
         importlib.import_module("anyio._backends._asyncio")
     registry = PluginRegistry(arguments.plugins)
     policy, speculation = arguments.policy, config.speculation
@@ -443,9 +454,10 @@ def _found(
 
 
 async def _finish(closing: Awaitable[None]) -> None:
-    """Run `closing` to its end although the caller is cancelled meanwhile, by a task's `cancel`,
-    by a timeout or by an anyio scope: a step thread must not outlive its engine. It takes as long
-    as the steps in flight."""
+    """Run `closing` to its end, even if the caller is cancelled meanwhile by any means.
+
+    A step thread must not outlive its engine. This takes as long as the steps in flight.
+    """
     task = asyncio.ensure_future(closing)
     cancelled = None
     with anyio.CancelScope(shield=True):

@@ -40,18 +40,17 @@ T = TypeVar("T")
 
 
 class LLM:
-    """An `Engine` that is called without `await`. Takes what `Engine` takes, and loads at once.
+    """An `Engine` that is called without `await`. It takes what `Engine` takes, and loads at once.
 
-    Raises what making and entering an engine raise, and its calls `EngineClosedError` after the
-    end. An exception that ends the wait of a call, such as Ctrl-C's, cancels its requests. `close`,
-    or the end of `with`, ends all; what was never closed ends with the program, or when it is
-    collected.
+    Raises what making and entering an engine raise. After its end, calls raise `EngineClosedError`.
+    If an exception like Ctrl-C's interrupts a call, its requests are cancelled. `close`, or the end
+    of `with`, ends everything. An unclosed object ends with the program, or when it is collected.
     """
 
     @takes_arguments(EngineArguments)
     def __init__(self, model: Any = DEFAULT_MODEL, **options: Any) -> None:
         self.engine: Engine = Engine(model, **options)
-        """The engine, for what has no call here. Its calls belong on its own event loop."""
+        """The underlying engine, for further calls. They belong on its own event loop."""
         self._thread = _LoopThread()
         self._close = weakref.finalize(self, _close, self.engine, self._thread)
         try:
@@ -78,7 +77,7 @@ class LLM:
     def __repr__(self) -> str:
         return f"LLM({self.engine!r})"
 
-    # Python keeps all overloads for ever, and with them this module and what it holds.
+    # Python keeps all overloads forever, and with them this module and everything it holds.
     if TYPE_CHECKING:
 
         @overload
@@ -107,13 +106,16 @@ class LLM:
         progress: Progress = None,
         **options: Unpack[StreamOptions],
     ) -> Completion | list[Completion]:
-        """The completion of a prompt, or a list of those of several, with a bar on a terminal: as
-        `Engine.generate`, which says what may be given and what is raised."""
+        """Return the completion of a prompt, or a list of completions of several, with a progress
+        bar.
+
+        Arguments and errors are those of `Engine.generate`.
+        """
         generate = cast("Any", self.engine.generate)
         return self._thread.call(generate(prompt, params, progress=progress, **options))
 
     def chat(self, messages: Sequence[Message], **options: Any) -> ChatCompletion:
-        """The answer to messages, with its reasoning and tool calls: as `Engine.chat`."""
+        """Return the answer to messages, with its reasoning and tool calls: see `Engine.chat`."""
 
         async def chat() -> ChatCompletion:
             return await self.engine.chat(messages, **options).completion()
@@ -121,7 +123,7 @@ class LLM:
         return self._thread.call(chat())
 
     def embed(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> npt.NDArray[np.float32]:
-        """Vectors of prompts: as `Engine.embed`."""
+        """Return vectors of prompts: see `Engine.embed`."""
         return self._thread.call(self.engine.embed(prompts, **options))
 
 
@@ -140,8 +142,8 @@ class _LoopThread:
             self.loop.close()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine returns that runs on the loop. It is cancelled where an exception such
-        as KeyboardInterrupt ends the wait for it."""
+        """Run a coroutine on the loop and return its result. An exception that ends the wait,
+        such as KeyboardInterrupt, cancels it."""
         if self.loop.is_closed():
             coroutine.close()
             raise EngineClosedError("this LLM is closed", state="closed")
@@ -156,8 +158,10 @@ class _LoopThread:
             raise
 
     def close(self, ending: Coroutine[Any, Any, None]) -> None:
-        """End the thread behind a coroutine. Where this is called on the thread itself, by the
-        garbage collector, both happen later."""
+        """Run a last coroutine, and end the thread.
+
+        Both happen later if the garbage collector calls this on the thread itself.
+        """
 
         async def end() -> None:
             try:
@@ -173,5 +177,5 @@ class _LoopThread:
 
 
 def _close(engine: Engine, thread: _LoopThread) -> None:
-    """Called once, and with nothing that refers to the `LLM`, which may be gone."""
+    """Close the engine and its thread. Holds no reference to the `LLM`, which may be gone."""
     thread.close(engine.__aexit__(None, None, None))

@@ -1,7 +1,6 @@
-"""What an engine measures of itself: time on the event loop, how much waits for its first token,
-and the gaps between tokens.
+"""Measures of an engine: time on the event loop, prompt tokens that wait, and gaps between tokens.
 
-Knows numbers alone.
+Knows only numbers.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from aioserve.timings import GAP_BOUNDS_SECONDS, InterTokenLatency
 __all__ = ["HostTimes", "TokenGaps", "Waiting"]
 
 MEMORY_SECONDS = 10.0
-"""Age at which a step weighs 1/e in an estimate of waiting."""
+"""Age at which a step weighs 1/e in estimates of waiting time."""
 
 ERROR = 0.01
 GROWTH = (1 + ERROR) / (1 - ERROR)
 BUCKETS_PER_OCTAVE = 1 / log2(GROWTH)
 MAX_BUCKET = 1400
-"""From 1.45e6 s on: longer gaps are counted with these."""
+"""Longer gaps than 1.45e6 s are counted in this last bucket."""
 LAST_BUCKETS = tuple(
     floor(log2(bound * 1e6 * (GROWTH + 1) / 2) * BUCKETS_PER_OCTAVE) for bound in GAP_BOUNDS_SECONDS
 )
 """Last bucket whose middle is within each of `GAP_BOUNDS_SECONDS`."""
 MAX_TIMES = 32
-"""Most times of tokens that a sample keeps before their gaps are counted."""
+"""Most token times that a sample keeps before their gaps are counted."""
 
 
 class HostTimes(msgspec.Struct):
@@ -41,24 +40,24 @@ class HostTimes(msgspec.Struct):
     """
 
     planning_seconds: float = 0.0
-    """Planning steps and handing them to the runner."""
+    """Time to plan steps and hand them to the runner."""
     commit_seconds: float = 0.0
-    """Taking in what steps brought."""
+    """Time to take in the outcomes of steps."""
     delivery_seconds: float = 0.0
-    """Making text of it and putting it into the readers' mailboxes."""
+    """Time to make text of tokens and put them into the readers' mailboxes."""
     step_seconds: float = 0.0
-    """At least one step was in flight, as far as the loop had heard."""
+    """Time in which at least one step was in flight, as far as the loop knew."""
 
 
 class Waiting:
-    """Counts prompt tokens of one engine's requests that wait for their first token, and estimates
-    how long that will take, as far as the past tells.
+    """Counts prompt tokens that wait for their first answer token, and estimates the time they
+    wait.
 
-    A request waits from when it is submitted until its completion begins. While anything waits,
-    steps and beginnings are added up, older ones weighing less: so many seconds of steps let so
-    many tokens begin. Steps in which nothing waits say nothing of how fast waiting ends, and aren't
-    counted. That covers what makes requests wait, be it long prompts before them or completions
-    that hold their places.
+    A request waits from its submission until its completion begins. While anything waits, the
+    seconds of steps and the prompt tokens that began are added up; older ones weigh less. Their
+    ratio is the estimate. Steps in which nothing waits say nothing about waiting, and aren't
+    counted. The estimate covers every reason to wait, like long prompts ahead, or completions that
+    hold their places.
     """
 
     __slots__ = ("_begun_tokens", "_seconds", "tokens")
@@ -73,59 +72,59 @@ class Waiting:
         self.tokens += tokens
 
     def left(self, tokens: int) -> None:
-        """A request ended before its completion began."""
+        """Note that a request ended before its completion began."""
         self.tokens -= tokens
 
     def began(self, tokens: int) -> None:
-        """A completion began, of so many prompt tokens."""
+        """Note that a completion began, for `tokens` prompt tokens."""
         self.tokens -= tokens
         self._begun_tokens += tokens
 
     def step_ended(self, seconds: float) -> None:
-        """A step took so long while something waits."""
+        """Note the duration of a step during which something waited."""
         share = exp(-seconds / MEMORY_SECONDS)
         self._seconds = self._seconds * share + seconds
         self._begun_tokens *= share
 
     def seconds_for(self, tokens: int) -> float | None:
-        """How long it takes until so many tokens have begun; None while that is unknown."""
+        """Estimate the seconds until `tokens` more prompt tokens have begun; None while unknown."""
         if not self._seconds or self._begun_tokens < 1:
             return None
         return tokens * self._seconds / self._begun_tokens
 
 
 class TokenGaps:
-    """The gaps between the tokens of one request, of all samples together, counted and not kept:
-    at most `MAX_BUCKET + 1` numbers, whatever comes, and `MAX_TIMES` for each sample.
+    """The gaps between the tokens of one request, all samples together, as a histogram.
 
-    Quantiles come from a histogram with buckets that grow with the gap, so that whatever is said is
-    off by a fraction of itself: DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable
-    quantile sketch with relative-error guarantees", VLDB 2019, section 2). Bucket `i` has the gaps
-    in `(g**(i - 1), g**i]` microseconds, where `g = (1 + a) / (1 - a)`; its middle,
-    `2 * g**i / (g + 1)`, is off by at most `a` of each. Bucket 0 also has those up to 1 µs, which
-    are told as 1 µs at most.
+    It keeps at most `MAX_BUCKET + 1` numbers, and `MAX_TIMES` for each sample.
+
+    Quantiles come from buckets that grow with the gap, so their relative error is bounded. This is
+    DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable quantile sketch with
+    relative-error guarantees", VLDB 2019, section 2). Bucket `i` has the gaps in `(g**(i - 1),
+    g**i]` microseconds, where `g = (1 + a) / (1 - a)`. Its middle, `2 * g**i / (g + 1)`, is off by
+    at most the fraction `a`. Bucket 0 also has shorter gaps, which are reported as at most 1 µs.
     """
 
     __slots__ = ("_buckets", "_count", "_max_seconds", "_sum_seconds", "_times")
 
     def __init__(self, num_samples: int) -> None:
         self._times = [array("d") for _ in range(num_samples)]
-        """When the last tokens of each sample came, of whose gaps none is counted yet."""
+        """Times of the last tokens of each sample, whose gaps aren't counted yet."""
         self._buckets: dict[int, int] = {}
         self._count = 0
         self._sum_seconds = 0.0
         self._max_seconds = 0.0
 
     def token_came(self, sample: int, now_seconds: float) -> None:
-        """A token of a sample; `now_seconds` never goes back."""
-        # Counted later, many at once: between two steps all that is read comes from cold caches.
+        """Note a token of a sample; `now_seconds` never goes back."""
+        # Gaps are counted later, many at once: between two steps the caches are cold.
         times = self._times[sample]
         times.append(now_seconds)
         if len(times) == MAX_TIMES:
             self._count_gaps(times)
 
     def _count_gaps(self, times: array[float]) -> None:
-        """Count those between `times`, and keep the last of these."""
+        """Count the gaps between `times`, and keep only the last time."""
         buckets = self._buckets
         for earlier, later in pairwise(times):
             gap = later - earlier
@@ -140,7 +139,7 @@ class TokenGaps:
         del times[:-1]
 
     def summary(self) -> InterTokenLatency | None:
-        """None where no sample has two tokens."""
+        """Summarize the gaps; None if no sample has two tokens."""
         for times in self._times:
             self._count_gaps(times)
         if not self._count:
@@ -155,12 +154,13 @@ class TokenGaps:
         )
 
     def _counts(self) -> tuple[int, ...]:
-        """Gaps no longer than each of `GAP_BOUNDS_SECONDS`."""
+        """Count the gaps no longer than each of `GAP_BOUNDS_SECONDS`."""
         buckets = self._buckets.items()
         return tuple([sum([n for bucket, n in buckets if bucket <= last]) for last in LAST_BUCKETS])
 
     def _quantile(self, share: float) -> float:
-        """The gap that at least `share` of all are no longer than: the smallest such."""
+        """Return the smallest gap that a share of all gaps don't exceed, within the error of a
+        bucket."""
         wanted, counted, bucket = ceil(share * self._count), 0, 0
         for bucket in sorted(self._buckets):
             counted += self._buckets[bucket]

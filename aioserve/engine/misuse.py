@@ -1,7 +1,7 @@
-"""What is said where `with` or `for` is used on what asyncio enters and reads.
+"""Errors for `with` or `for` on objects that need `async with` or `async for`.
 
-Of `await` Python says enough. Objects that had a method for it would be awaited by frameworks that
-await whatever they can.
+Python's own error for `await` is clear enough. A method for it would be harmful: some frameworks
+await every object that has one.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ __all__ = ["EnteredByAsync", "ReadByAsync"]
 
 
 class EnteredByAsync:
-    """A class whose objects are entered by `async with` alone."""
+    """Base of classes whose objects are entered by `async with` only."""
 
     __slots__ = ()
 
-    # Type checkers say by themselves that these are missing.
+    # Type checkers report the missing methods themselves.
     if not TYPE_CHECKING:
 
         def __enter__(self) -> NoReturn:
@@ -26,7 +26,7 @@ class EnteredByAsync:
 
 
 class ReadByAsync(EnteredByAsync):
-    """One whose objects are read by `async for` as well."""
+    """Base of classes whose objects are also read by `async for` only."""
 
     __slots__ = ()
 

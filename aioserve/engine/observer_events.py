@@ -1,6 +1,6 @@
-"""Collects what observers are told of: requests that came and went since they were told last.
+"""Collects events for observers: requests that came and went since the last report.
 
-Costs nothing where there are no observers.
+Costs nothing without observers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ __all__ = ["ObserverEvents"]
 
 
 class StepParts(msgspec.Struct, frozen=True):
-    """Requests of one step, as observers of steps are told of them."""
+    """Requests of one step, as reported to observers of steps."""
 
     parts: tuple[StepPart, ...]
     computed_tokens: int
     preempted: tuple[tuple[str, int], ...]
-    """Ids and samples of those that gave way."""
+    """Request ids and sample indices of preempted sequences."""
 
 
 class ObserverEvents:
-    """Events of one core loop, which says when each request enters the scheduler and leaves it."""
+    """Events of one core loop. The loop reports each request that enters or leaves the
+    scheduler."""
 
     def __init__(self, observers: Observers, scheduler: Scheduler, table: RequestTable) -> None:
         self.observers = observers
@@ -42,13 +43,15 @@ class ObserverEvents:
             self._arrived.append(info_of(live.request))
 
     def ended(self, live: LiveRequest) -> None:
-        """Its mailbox may get its end a little later, but before `tell`."""
+        """Note the end of a request. Its mailbox may end a little later, but before `tell`."""
         if self.observers:
             self._ended.append(live)
 
     def parts_of(self, plan: StepPlan, outcome: StepOutcome | None) -> StepParts:
-        """Requests whose tokens a step computed; `outcome` is None where it failed. To be asked
-        before its commit: one that ends there is known no more."""
+        """List the requests whose tokens a step computed. `outcome` is None if the step failed.
+
+        Call it before the commit: a sequence that ends there is forgotten.
+        """
         samples, row, parts = self._table.samples, 0, list[StepPart]()
         for item in plan.items:
             sample = samples.get(item.sequence_id)
@@ -67,7 +70,8 @@ class ObserverEvents:
     def _verified(
         self, item: WorkItem, sample: LiveSample, row: int, outcome: StepOutcome
     ) -> StepPart:
-        """The plan says the most that it could be, and the outcome what it was."""
+        """Describe a verified item. The plan has its largest possible size, the outcome its true
+        one."""
         return StepPart(
             sample.request.mailbox.request_id,
             sample.index,
@@ -87,7 +91,7 @@ class ObserverEvents:
         now_seconds: float,
         num_waiting: int,
     ) -> None:
-        """A step was committed, or failed."""
+        """Report a step that was committed or has failed."""
         usage = self._scheduler.memory.usage()
         self._tell(
             StepInfo(
@@ -110,7 +114,7 @@ class ObserverEvents:
         )
 
     def tell(self) -> None:
-        """Tell of requests where no step is to come for now, or steps aren't watched."""
+        """Report requests if no step is coming, or steps aren't watched."""
         if self._arrived or self._ended:
             self._tell(None)
 

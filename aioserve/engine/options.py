@@ -1,4 +1,4 @@
-"""Options of an engine's calls: what each call takes by name."""
+"""Keyword options of an engine's calls."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ __all__ = [
 ]
 
 EarlyStopping = bool | Literal["never"]
-"""Rule by which a beam search ends before `max_tokens`, as `aioserve.engine.beam_search` has it."""
+"""Rule by which a beam search ends before `max_tokens`; see `aioserve.engine.beam_search`."""
 Pooling = Literal["last", "mean", "cls"]
-"""Hidden states that make the vector of a prompt."""
+"""Choice of the hidden states that make the vector of a prompt."""
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -48,18 +48,17 @@ class SharingOptions(SearchHintOptions, total=False):
 
 
 class BeamSearchOptions(BeamParams, SharingOptions, total=False):
-    """What `Engine.beam_search` takes by name, beside the search: as `SamplingParams` and
-    `Engine.stream` do."""
+    """Options of `Engine.beam_search`, as in `SamplingParams` and `Engine.stream`."""
 
 
 class PromptOnlyOptions(SharingOptions, PromptHintOptions, total=False):
-    """What calls that generate nothing take by name: as `Engine.stream` does."""
+    """Options of calls that generate nothing, as in `Engine.stream`."""
 
     request_id: str | None
 
 
 class MessageOptions(TypedDict, total=False):
-    """What goes with a prompt of messages alone."""
+    """Options that only go with a prompt of messages."""
 
     tools: Sequence[Mapping[str, Any]] | None
     chat_template_kwargs: Mapping[str, Any] | None
@@ -68,22 +67,22 @@ class MessageOptions(TypedDict, total=False):
 
 
 class TruncationOptions(TypedDict, total=False):
-    """How a prompt is cut."""
+    """Options that cut a prompt."""
 
     truncate_prompt_tokens: int | None
     truncation_side: TruncationSide
 
 
 class EmbedOptions(PromptOnlyOptions, TruncationOptions, total=False):
-    """What `Engine.embed` takes by name: as `Engine.stream` does."""
+    """Options of `Engine.embed`, as in `Engine.stream`."""
 
 
 class EncodeOptions(MessageOptions, TruncationOptions, total=False):
-    """What `Engine.encode` takes by name: as `Engine.stream` does."""
+    """Options of `Engine.encode`, as in `Engine.stream`."""
 
 
 class StreamOptions(EmbedOptions, HintOptions, MessageOptions, total=False):
-    """What `Engine.stream` takes by name."""
+    """Options of `Engine.stream`."""
 
 
 MESSAGE_DEFAULTS: dict[str, Any] = {
@@ -91,16 +90,18 @@ MESSAGE_DEFAULTS: dict[str, Any] = {
     for name, default in (conversation_of.__kwdefaults__ or {}).items()
     if name in MessageOptions.__optional_keys__
 }
-"""Values of `MessageOptions` that are as good as none."""
+"""Values of `MessageOptions` that have no effect."""
 TRUNCATION_DEFAULTS: dict[str, Any] = {"truncate_prompt_tokens": None, "truncation_side": "left"}
-"""Values of `TruncationOptions` by which nothing is cut."""
+"""Values of `TruncationOptions` that cut nothing."""
 STREAM_DEFAULTS: dict[str, Any] = {**MESSAGE_DEFAULTS, **TRUNCATION_DEFAULTS, "priority": 0}
 """Defaults of `StreamOptions` that aren't None."""
 
 
 def takes(options: type, defaults: Mapping[str, Any]) -> Callable[[Call], Call]:
-    """Let `help` and `inspect.signature` show each of the `options` that a call takes as
-    `**options`, with its default: None where `defaults` has none."""
+    """Let `help` and `inspect.signature` show the `options` that a call takes as `**options`.
+
+    Each is shown with its default from `defaults`, or None.
+    """
 
     def shown_in(call: Call) -> Call:
         own = inspect.signature(call)
@@ -118,8 +119,7 @@ def takes(options: type, defaults: Mapping[str, Any]) -> Callable[[Call], Call]:
 
 
 def check_names(call: Callable[..., Any], given: Mapping[str, Any], options: Any) -> None:
-    """Raise `TypeError`, as Python does, for a name that is none of the `options` of a call, which
-    shows them as `takes` lets it."""
+    """Raise `TypeError`, as Python does, for a name that is not among the `options` of a call."""
     if unknown := given.keys() - options.__optional_keys__:
         name, said = min(unknown), call.__name__
         if said in _WITH_PARAMS and name in SamplingParams.__struct_fields__:
@@ -132,5 +132,5 @@ def check_names(call: Callable[..., Any], given: Mapping[str, Any], options: Any
 
 def checked_deadline(value: object) -> float | None:
     if type(value) is float and value == math.inf:
-        return None  # as good as none
+        return None  # as good as no deadline
     return check(ConfigError, "deadline_seconds", value, optional(number(0)))

@@ -1,5 +1,4 @@
-"""Sampling parameters as they come in: checks against the model, and what requests take from
-them."""
+"""Intake of sampling parameters: checks against the model, and values for requests."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from aioserve.text.tokenizer import Tokenizer
 __all__ = ["ParamsIntake", "end_ids_of", "no_token_left"]
 
 NUM_PREPARED = 32
-"""Lists of stop strings, and of bad words, that are kept prepared for the next request with the
-same ones: the prompts of one call have one list, and so do the calls of one application."""
+"""Number of stop string lists, and of bad word lists, that are kept prepared. All prompts of a
+call share one list, and so do most calls of an application."""
 
 WITHOUT_SPECULATION = "the engine has no speculation, so nothing drafts tokens"
 
@@ -32,12 +31,14 @@ FORBIDDING = (
     "min_tokens",
     "logits_processors",
 )
-"""Parameters that can forbid a token; each may be at fault where all are forbidden."""
+"""Parameters that can forbid a token. Each may be at fault if all tokens are forbidden."""
 
 
 def no_token_left(params: SamplingParams) -> InvalidSamplingError | None:
-    """The error of a request that had no token left to sample: it names the `params` that forbid
-    tokens. None where none does: the logits themselves forbid them."""
+    """Make the error of a request without any token left to sample, naming the `params` at fault.
+
+    None if no parameter forbids tokens: then the logits themselves forbid them.
+    """
     given = {name: getattr(params, name) for name in FORBIDDING}
     nothing = {"min_tokens": 0, "bad_words": (), "logits_processors": ()}
     named = [name for name, value in given.items() if value not in (None, nothing.get(name))]
@@ -52,8 +53,11 @@ def no_token_left(params: SamplingParams) -> InvalidSamplingError | None:
 
 
 class ParamsIntake:
-    """Checks the parameters of one engine's requests. `logits_processor` gives the number of the
-    processor of a name; it raises `ConfigError` or `PluginError`."""
+    """Checks the parameters of one engine's requests.
+
+    `logits_processor` returns the number of a processor by name. It raises `ConfigError` or
+    `PluginError`.
+    """
 
     def __init__(
         self, model: LoadedModel, config: EngineConfig, logits_processor: Callable[[str], int]
@@ -66,7 +70,7 @@ class ParamsIntake:
         self._spelled = lru_cache(NUM_PREPARED)(self._spellings)
 
     def checked(self, params: SamplingParams | None) -> SamplingParams:
-        """Return the params, or those of the model. Raises `InvalidSamplingError`."""
+        """Return the params, or the model's defaults for None. Raises `InvalidSamplingError`."""
         if params is None:
             return self._model.defaults
         if not issubclass(type(params), SamplingParams):  # a mock of one isn't one
@@ -186,18 +190,20 @@ class ParamsIntake:
                 value=prediction,
             )
 
-    # -- what a request has of them
+    # -- values for requests
 
     def max_draft_tokens(self, params: SamplingParams) -> int:
-        """Most draft tokens of an answer that a step may verify; 0: none. Logits processors may
-        count on being called once a token, which those of wrong draft tokens aren't."""
+        """Return the most draft tokens of an answer that a step may verify; 0 for none.
+
+        Logits processors may count on one call a token, which wrong draft tokens would break.
+        """
         if params.logits_processors:
             return 0
         wanted = params.max_draft_tokens
         return self._max_draft_tokens if wanted is None else wanted
 
     def processors(self, params: SamplingParams) -> tuple[int, ...]:
-        """Numbers of the logits processors that they name. Raises `InvalidSamplingError`."""
+        """Return the numbers of the named logits processors. Raises `InvalidSamplingError`."""
         numbers: list[int] = []
         for index, given in enumerate(params.logits_processors):
             try:
@@ -214,23 +220,23 @@ class ParamsIntake:
         return end_ids_of(self._model.limits, params)
 
     def stops(self, params: SamplingParams) -> StopAutomaton | None:
-        """The automaton of the stop strings, which all samples share; None where there are none."""
+        """Return the automaton of the stop strings, shared by all samples; None without any."""
         return self._automaton(tuple(params.stop)) if params.stop else None
 
     def bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Each spelling of each of the words."""
+        """Return the token ids of each spelling of each bad word."""
         return self._spelled(tuple(params.bad_words)) if params.bad_words else ()
 
     def _spellings(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         tokenizer = self._tokenizer_for("bad_words", words)
         vocab_size = self._model.limits.vocab_size
         every = [ids for word in words for ids in tokenizer.spellings(word)]
-        # A tokenizer may know tokens that the model has no logits of: those are never drawn.
+        # Drop spellings with tokens that the model has no logits for: they are never drawn.
         return tuple([ids for ids in every if max(ids) < vocab_size])
 
 
 def end_ids_of(limits: ModelLimits, params: SamplingParams) -> frozenset[int]:
-    """Ids that end a completion and may be sampled: a config may name others."""
+    """Return the ids that end a completion and can be sampled. A config may name others."""
     own = frozenset(params.stop_token_ids)
     every = own if params.ignore_eos else own | limits.eos_token_ids
     return frozenset([token_id for token_id in every if token_id < limits.vocab_size])

@@ -1,8 +1,7 @@
-"""Requests that want something of a prompt and generate nothing: scores of continuations, pooled
-hidden states, and token ids.
+"""Requests that generate nothing: scores of continuations, pooled hidden states, and token ids.
 
-Scores and hidden states take the way of all requests. These sample one token that is not delivered:
-that its logits are numbers shows that what was computed before it is right.
+Scores and hidden states pass through the engine like all requests. They sample one token, which is
+never delivered. Its finite logits show that the computation before it is sound.
 """
 
 from __future__ import annotations
@@ -73,15 +72,15 @@ ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
 class Score(msgspec.Struct, frozen=True):
-    """How likely one continuation of a prompt is."""
+    """Likelihood of one continuation of a prompt."""
 
     request_id: str
     token_ids: tuple[int, ...]
     """Token ids of the continuation."""
     logprobs: tuple[Logprobs, ...]
-    """One for each of `token_ids`."""
+    """Log-probabilities of each of `token_ids`."""
     usage: Usage
-    """Its `prompt_tokens` are those of prompt and continuation together; nothing is generated."""
+    """`prompt_tokens` counts prompt and continuation together; nothing is generated."""
     timings: Timings
 
     @property
@@ -105,11 +104,11 @@ async def scores_of(
     request_id: str | None = None,
     **options: Any,
 ) -> list[Score]:
-    """Score each of `continuations` behind the same prompt. `several` names the argument, where it
-    is a list.
+    """Score each of `continuations` after the same prompt.
 
-    The first is computed with the prompt, and then the others, which find the prompt's KV in the
-    prefix cache: together, they would all begin with the prompt.
+    `several` names the argument if it is a list. The first continuation is computed with the
+    prompt. The others follow and find the prompt's KV in the prefix cache; in parallel, each would
+    compute it.
     """
     live = engine.usable()
     limits, encoder = live.model.limits, live.intake.encoder
@@ -161,11 +160,11 @@ async def embeddings_of(
     request_id: str | None = None,
     **options: Any,
 ) -> tuple[npt.NDArray[np.float32], Usage]:
-    """Return vectors, float32 `[hidden]` or `[N, hidden]` of N prompts, and the token counts of all
-    prompts together.
+    """Return vectors, float32 `[hidden]` or `[N, hidden]`, and the token counts of all prompts
+    together.
 
-    A hidden state is what the head would make logits of: it has passed the last layer and the final
-    norm, and is a row of `last_hidden_state` in transformers.
+    A hidden state is the input of the output layer: the last layer's output after the final norm.
+    It is a row of `last_hidden_state` in transformers.
     """
     live = engine.usable()
     pooling, normalize = _wanted(live.model.retrieval, pooling, normalize)
@@ -200,7 +199,8 @@ async def embeddings_of(
 def _wanted(
     retrieval: Retrieval, pooling: Pooling | None, normalize: bool | None
 ) -> tuple[Pooling, bool]:
-    """What is asked for, or else what the model's files say. Raises `InvalidRequestError`."""
+    """Return the given options, or else those of the model's files. Raises
+    `InvalidRequestError`."""
     ways = choice("last", "mean", "cls")
     pooling = check(InvalidRequestError, "pooling", pooling, optional(ways))
     normalize = check(InvalidRequestError, "normalize", normalize, optional(boolean))
@@ -213,8 +213,11 @@ def _wanted(
 
 
 def _with_prompt(retrieval: Retrieval, name: str | None, prompt: Any) -> Any:
-    """The prompt, behind the text of the model's that `name` names; None: its default, if it has
-    one; "": none. Raises `InvalidRequestError`."""
+    """Put one of the model's own prompts before the text.
+
+    `name` names it; None means the model's default, if any, and "" means nothing. Raises
+    `InvalidRequestError`.
+    """
     wanted = retrieval.default_prompt if name is None else name
     if not wanted:
         return prompt
@@ -237,13 +240,13 @@ def _with_prompt(retrieval: Retrieval, name: str | None, prompt: Any) -> Any:
 
 
 def _pooled_positions(pooling: Pooling, prompt_tokens: int) -> range:
-    """Positions of the tokens whose hidden states are added."""
+    """Positions of the tokens whose hidden states are summed."""
     first = prompt_tokens - 1 if pooling == "last" else 0
     return range(first, 1 if pooling == "cls" else prompt_tokens)
 
 
 def _vector(mailbox: Mailbox, pooling: Pooling, normalize: bool) -> npt.NDArray[np.float32]:
-    """The vector of a request that has come to its end, float32 `[hidden]`."""
+    """Return the vector of a finished request, float32 `[hidden]`."""
     total = mailbox.pooled
     if total is None or not np.isfinite(total).all():
         raise RequestFailedError(
@@ -259,10 +262,10 @@ def _vector(mailbox: Mailbox, pooling: Pooling, normalize: bool) -> npt.NDArray[
 async def token_ids_of(
     intake: Intake, prompt: Prompt, options: Mapping[str, Any], *, add_special_tokens: bool
 ) -> list[int]:
-    """Encode a prompt as that of a request, which isn't queued.
+    """Encode a prompt as a request would, without queueing one.
 
-    Raises what `Engine.stream` says of a prompt, `QueueFullError`, and `EngineClosedError` where
-    the engine is closed meanwhile. Cancelled, a prompt that waits for a thread is forgotten.
+    Raises what `Engine.stream` does for a prompt, `QueueFullError`, and `EngineClosedError` if the
+    engine is closed meanwhile. Cancelling drops a prompt that waits for a thread.
     """
     check(InvalidPromptError, "add_special_tokens", add_special_tokens, boolean)
     chat = {name: value for name, value in options.items() if name in MESSAGE_DEFAULTS}
@@ -294,7 +297,7 @@ async def token_ids_of(
 
 
 def request_ids_of(request_id: Any, count: int | None) -> list[Any]:
-    """The id of a request, or ids of `count`: what the caller gives, and the place behind it."""
+    """Return the id of one request, or `count` ids: the given id and an index."""
     if count is None or request_id is None:
         return [request_id] * (count or 1)
     given = check(InvalidRequestError, "request_id", request_id, name_rule)
@@ -311,12 +314,11 @@ async def _ended(
     *,
     first: int = 0,
 ) -> AsyncIterator[list[Mailbox]]:
-    """Submit requests in turns, wait for the ends of all, and give their mailboxes. Each has a
-    prompt, an id, and what is wanted of the prompt.
+    """Submit requests in turns, wait for all ends, and yield their mailboxes.
 
-    Raises the error of the first request that one ended, and then, or when it is cancelled, ends
-    the others. Where `several` names the argument that the requests come from, a note says the
-    place, counted from `first` on.
+    Each request has a prompt, an id, and `PromptFields`. Raises the error of the first request that
+    failed, and ends the others, also when cancelled. If `several` names the argument of the
+    requests, a note tells the index, counted from `first`.
     """
     mailboxes: list[Mailbox] = []
     streams: list[TokenStream] = []
@@ -340,7 +342,7 @@ async def _ended(
 
 @contextmanager
 def noting_place(several: str | None, index: int) -> Iterator[None]:
-    """Add a note to what is raised inside: which of several prompts it is about."""
+    """Add the index among several prompts as a note to exceptions raised inside."""
     try:
         yield
     except AioserveError as error:

@@ -1,8 +1,7 @@
-"""Prompts as they come in: of which kind each is, token ids as an array, and prompts with a
-continuation whose tokens are scored.
+"""Prompts as callers give them: their kinds, token ids as arrays, and scored continuations.
 
-A prompt may be an object of any class, which raises, lies about its length or never ends. It is
-asked for its length once; token ids are copied up to there, and the copy is checked.
+A prompt may be an object of any class, which raises, lies about its length or never ends. Its
+length is asked for once. Token ids are copied up to that length, and the copy is checked.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ Continuation = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 IDS_AT_ONCE = 16_384
 _LISTS = str | Sequence | np.ndarray
-"""Classes of what is a prompt and no token id: a list of these is no prompt."""
+"""Classes of prompts that are no token ids. A sequence of these is a sequence of prompts."""
 _KINDS = {"prompt": "a str, token ids or messages", "continuation": "a str or token ids"}
 
 
 def kind_of(prompt: Any, argument: str = "prompt") -> Literal["text", "messages", "ids"]:
-    """Raises `InvalidPromptError` for what is none of them."""
+    """Return the kind of a prompt. Raises `InvalidPromptError` for other objects."""
     kind = type(prompt)
     with _reading(argument):
         if issubclass(kind, str):
@@ -69,8 +68,10 @@ def kind_of(prompt: Any, argument: str = "prompt") -> Literal["text", "messages"
 
 
 def listed(argument: str, values: Any, most: int) -> list[Any]:
-    """The entries of a sequence of any class, maybe endless: at least one, at most `most`.
-    Raises `InvalidPromptError`."""
+    """Copy the entries of a sequence of any class, perhaps endless: 1 to `most`.
+
+    Raises `InvalidPromptError`.
+    """
     kind = type(values)
     with _reading(argument):
         if not issubclass(kind, Sequence) or issubclass(kind, str | bytes | bytearray | memoryview):
@@ -92,7 +93,7 @@ def listed(argument: str, values: Any, most: int) -> list[Any]:
 
 
 def holds_prompts(prompts: Any) -> bool:
-    """Whether it is a sequence of prompts, and no prompt itself: so its first entry says."""
+    """True for a sequence of prompts, False for a single one, judged by its first entry."""
     with _reading("prompts"):
         kind = type(prompts)
         if issubclass(kind, str | np.ndarray | bytes | bytearray | memoryview):
@@ -103,7 +104,7 @@ def holds_prompts(prompts: Any) -> bool:
 
 
 def check_single(argument: str, prompt: Any) -> None:
-    """Raise `InvalidPromptError` for a sequence of prompts where a prompt goes."""
+    """Raise `InvalidPromptError` for a sequence of prompts in place of one."""
     if holds_prompts(prompt):
         with _reading(argument):
             raise _nested(argument, prompt, prompt[0])
@@ -119,7 +120,7 @@ def _nested(argument: str, prompt: Any, first: Any) -> InvalidPromptError:
 
 
 def too_long(num_tokens: int, max_model_len: int, argument: str = "prompt") -> PromptTooLongError:
-    """The error of a prompt that leaves no room for a completion."""
+    """Make the error for a prompt that leaves no room for a completion."""
     return PromptTooLongError(
         f"{argument} has {counted(num_tokens, 'token')}; max_model_len is {max_model_len}, and at "
         "least one token must be left for the answer",
@@ -132,9 +133,9 @@ def too_long(num_tokens: int, max_model_len: int, argument: str = "prompt") -> P
 def checked_ids(
     prompt: Any, *, vocab_size: int, max_model_len: int, argument: str = "prompt"
 ) -> npt.NDArray[np.int32]:
-    """The token ids of a sequence or an array of ints, which errors call `argument`.
+    """Return the token ids of a sequence or array of ints as int32. Errors call it `argument`.
 
-    Raises `InvalidPromptError`, naming the first that is no id of the vocabulary, and
+    Raises `InvalidPromptError`, naming the first entry that is no id of the vocabulary. Raises
     `PromptTooLongError` unless one token of the context is left for the answer.
     """
     with _reading(argument):
@@ -177,9 +178,9 @@ def _copied(prompt: Any, max_model_len: int, argument: str) -> list[Any] | npt.N
 
 
 def _as_array(items: list[Any]) -> npt.NDArray[np.int64] | None:
-    """None if one of them isn't an int of 64 bits."""
+    """Convert to an array; None if an item isn't an int of 64 bits."""
     try:
-        with suppress(msgspec.ValidationError):  # those of Python itself, in half the time
+        with suppress(msgspec.ValidationError):  # Python's own ints, in half the time
             return np.fromiter(msgspec.convert(items, list[int]), np.int64, len(items))
         if all(kind is not bool and issubclass(kind, Integral) for kind in set(map(type, items))):
             return np.fromiter(map(operator.index, items), np.int64, len(items))
@@ -191,7 +192,8 @@ def _as_array(items: list[Any]) -> npt.NDArray[np.int64] | None:
 
 
 def _one_by_one(items: Any, start: int, vocab_size: int, argument: str) -> list[int]:
-    """Raises `InvalidPromptError` for the first that is no id, `start` being the first's index."""
+    """Check ids one by one. Raises `InvalidPromptError` for the first bad one; `start` is the
+    index of the first item."""
     ids: list[int] = []
     for index, item in enumerate(items, start):
         number = plain_int(item)
@@ -210,35 +212,34 @@ def _one_by_one(items: Any, start: int, vocab_size: int, argument: str) -> list[
 
 
 class PredictedPrompt:
-    """A prompt, and a text that its answer will be much like."""
+    """A prompt, and a text that its answer will resemble."""
 
     def __init__(self, prompt: Any, prediction: str) -> None:
         self.prompt: Any = prompt
-        """What an `Encoder` encodes, or ids as an int32 array."""
+        """Prompt for an `Encoder`, or ids as an int32 array."""
         self.prediction: str = prediction
         self.predicted_ids: npt.NDArray[np.int32] = NO_IDS
-        """Once it is encoded, without special tokens."""
+        """Ids of the prediction, without special tokens, once it is encoded."""
 
 
 class ContinuedPrompt:
-    """A prompt and a continuation, each checked, which become one list of token ids.
+    """A checked prompt and a checked continuation, which become one list of token ids.
 
-    These are the ids of the prompt, as every request encodes it, and behind them those of the
-    continuation, encoded by itself and without special tokens: so the border is always between two
-    tokens.
+    The prompt is encoded as in every request. The continuation is encoded by itself, without
+    special tokens. So the border always lies between two tokens.
     """
 
     def __init__(self, prompt: Any, continuation: str | npt.NDArray[np.int32]) -> None:
         self.prompt: Any = prompt
         """Text, messages, or ids as an int32 array."""
         self.prompt_ids: npt.NDArray[np.int32] | None = None
-        """Once it is encoded."""
+        """Ids of the prompt, once it is encoded."""
         self._continuation = continuation
         self._continuation_ids = np.empty(0, np.int32)
 
     @property
     def continuation_ids(self) -> tuple[int, ...]:
-        """Once it is encoded."""
+        """Ids of the continuation; empty until it is encoded."""
         return tuple(self._continuation_ids.tolist())
 
     @property
@@ -246,8 +247,11 @@ class ContinuedPrompt:
         return self.prompt, self._continuation
 
     def encode(self, encode: Callable[..., list[int]], max_tokens: int) -> npt.NDArray[np.int32]:
-        """Ids of both, int32. `encode(part, add_special_tokens=)` gives those of one that has none.
-        Raises `PromptTooLongError` for more than `max_tokens`."""
+        """Return the ids of both, int32.
+
+        `encode(part, add_special_tokens=)` encodes parts that aren't ids yet. Raises
+        `PromptTooLongError` for more than `max_tokens`.
+        """
         ids, more = self.prompt, self._continuation
         if not isinstance(ids, np.ndarray):
             ids = np.array(encode(ids), np.int32)
@@ -271,7 +275,7 @@ class ContinuedPrompt:
         return np.concatenate([ids, more])
 
     def request_fields(self, prompt_tokens: int) -> dict[str, Any]:
-        """Return what the `Request` wants of the prompt: see `Intake.submit`."""
+        """Return the `Request` fields that score the continuation: see `Intake.submit`."""
         if self.prompt_ids is None:
             raise ValueError("a prompt that isn't encoded has no border")
         return {"score_from": len(self.prompt_ids), "answers": False}
@@ -280,8 +284,10 @@ class ContinuedPrompt:
 def checked_continuation(
     value: Any, limits: ModelLimits, check_text: Callable[[str], None]
 ) -> str | npt.NDArray[np.int32]:
-    """Return text, not empty, that `check_text` accepts, or ids as an int32 array. Raises
-    `InvalidPromptError`, and what `check_text` raises."""
+    """Return non-empty text that `check_text` accepts, or ids as an int32 array.
+
+    Raises `InvalidPromptError`, and what `check_text` raises.
+    """
     kind = kind_of(value, "continuation")
     if kind == "messages":
         raise InvalidPromptError(

@@ -1,7 +1,7 @@
 """Relevance of documents to queries, by a model that is a reranker: a request for each pair.
 
-A pair is a prompt, whose last hidden state the reranker makes one number of. So it takes the way of
-an embedding.
+Each pair becomes a prompt, and the reranker makes one number of its last hidden state. So it is
+computed like an embedding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ __all__ = ["relevance_of"]
 
 MAX_INSTRUCTION_CHARS = 8192
 MAX_SCORED_AT_ONCE = 32
-"""Hidden states, before the event loop gets its turn. One of 8,192 numbers takes some 10 µs."""
+"""Hidden states scored before the event loop gets its turn. One of 8,192 numbers takes about 10
+µs."""
 
 
 async def relevance_of(
@@ -41,7 +42,9 @@ async def relevance_of(
     **options: Any,
 ) -> tuple[npt.NDArray[np.float32], Usage]:
     """Return the relevance of each pair, float32 `[N]`, and the token counts of all together.
-    `options` are those of embeddings."""
+
+    `options` are those of embeddings.
+    """
     live = engine.usable()
     reranker = live.model.reranker
     if reranker is None:
@@ -67,7 +70,7 @@ async def relevance_of(
 def _conversation(
     reranker: Reranker, intake: Intake, pair: Any, instruction: str | None, place: str
 ) -> Conversation:
-    """Raises `InvalidRequestError` for what is no pair of texts."""
+    """Make the messages of a pair. Raises `InvalidRequestError` unless it is a pair of texts."""
     both = [plain_str(one) for one in pair] if issubclass(type(pair), tuple | list) else []
     query, document = both if len(both) == 2 else (None, None)
     if not query or not document:
@@ -84,8 +87,10 @@ def _conversation(
 async def _encoded(
     engine: EngineLifecycle, reranker: Reranker, pairs: Sequence[Any], instruction: str | None
 ) -> list[Sequence[int]]:
-    """Token ids of the prompts of pairs, which are submitted in turns. What ends one, or cancels
-    this, ends those that wait for a thread."""
+    """Encode the prompts of all pairs, submitted in turns.
+
+    An error or cancellation drops the prompts that still wait for a thread.
+    """
     futures: list[asyncio.Future[Sequence[int]]] = []
     encodings: list[Encoding] = []
     try:
@@ -102,4 +107,4 @@ async def _encoded(
         for future, encoding in zip(futures, encodings, strict=False):
             encoding.cancel()
             if future.done() and not future.cancelled():
-                future.exception()  # of several errors one is told
+                future.exception()  # only the first of several errors is raised

@@ -1,4 +1,4 @@
-"""Reports of an engine on itself: numbers for dashboards, and everything for debugging."""
+"""Reports of an engine on itself: numbers for dashboards, and all state for debugging."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Prompts that are cut to so many tokens.
+"""Prompts that are cut to a number of tokens.
 
     left     BOS ┊ dropped ┊ the last tokens of a text
     right    BOS the first tokens of a text ┊ dropped ┊
 
-Of a text the frame that the model expects stays, and its own tokens go. Messages are framed by
-their template, and token ids by their sender: of these all tokens are alike.
+Special tokens around a text stay, and only its own tokens are dropped. In messages and token ids,
+any token may be dropped.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ TruncationSide = Literal["left", "right"]
 Ids = TypeVar("Ids", list[int], npt.NDArray[np.int32])
 
 MAX_WHOLE_TOKENS = 2**20
-"""Most tokens of a prompt that is cut, unless the model takes more: to make a list of them takes
-all threads some 10 ms."""
+"""Most tokens of a prompt before it is cut, unless the model takes more. A list of that many
+takes about 10 ms to make, during which no other thread runs."""
 
 
 class Truncation(msgspec.Struct, frozen=True):
     num_tokens: int
     """Most tokens that are left, at least 1."""
     side: TruncationSide
-    """Where tokens are dropped."""
+    """Side on which tokens are dropped."""
     max_whole_tokens: int
     """Most tokens of a prompt before it is cut."""
 
     def cut(self, ids: Ids, frame: tuple[int, int] = (0, 0)) -> Ids:
-        """What is left of `ids`, of which the first `frame[0]` and the last `frame[1]` stay.
-        Raises `InvalidRequestError` where more have to stay than may be left."""
+        """Cut `ids`, keeping the first `frame[0]` and the last `frame[1]` of them.
+
+        Raises `InvalidRequestError` if the frame alone takes up all tokens that may be left.
+        """
         if len(ids) <= self.num_tokens:
             return ids
         before, after = frame
@@ -76,8 +78,10 @@ class TruncatedPrompt(msgspec.Struct, frozen=True):
 def checked_truncation(
     options: Mapping[str, Any], params: SamplingParams, limits: ModelLimits
 ) -> Truncation | None:
-    """What `truncate_prompt_tokens` and `truncation_side` ask for; None where they ask for nothing.
-    Raises `InvalidRequestError`."""
+    """Check `truncate_prompt_tokens` and `truncation_side`; return None if nothing is to be cut.
+
+    Raises `InvalidRequestError`.
+    """
     most = limits.max_model_len - 1
     tokens, side = options.get("truncate_prompt_tokens"), options.get("truncation_side", "left")
     error = InvalidRequestError
