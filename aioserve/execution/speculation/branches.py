@@ -5,11 +5,11 @@
     branch          e h i                  pages P Q S, where S is the runner's own
     drawn           h i k                  the branch is right: S is copied to R
 
-So a path begins at the last known token, and what it shares with others is computed once for each.
-Pages before that are the sequence's own, and no kernel needs a mask of ancestors. Pages behind
-belong to the runner for the length of a step.
+A path begins at the last known token, and each path computes all of its own tokens. Earlier pages
+are the sequence's own, so kernels need no mask of ancestors. Later pages belong to the runner
+during the step.
 
-Knows plans and pages, and neither tensors nor devices.
+Knows plans and pages, but neither tensors nor devices.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from aioserve.steps.plan import ItemKind, SampleRow, StepPlan, WorkItem
 __all__ = ["BranchedStep", "ScratchPages", "scratch_pages"]
 
 BRANCHED_SEQUENCES = 8
-"""Sequences of a step of which all branches have pages."""
+"""Sequences of a step whose branches all find scratch pages."""
 
 Paths = Mapping[int, Sequence[Sequence[int]]]
-"""Paths of draft tokens beside the chain of each slot."""
+"""Paths of draft tokens beside the chain, by slot."""
 
 
 def scratch_pages(
     max_branches: int, max_tokens: int, max_num_seqs: int, page_size: int, num_groups: int
 ) -> int:
-    """Pages behind those of requests that branches of a step are computed in."""
-    # The branches of a sequence have no more rows together than its chain may have draft tokens,
-    # and each begins and ends in the middle of a page.
+    """Return the number of extra pages, after those of requests, in which branches are computed."""
+    # The branches of a sequence together have at most as many rows as its chain may have draft
+    # tokens. Each branch begins and ends in the middle of a page.
     one = pages_for(max_tokens, page_size) + 2 * max_branches if max_branches else 0
     return one * num_groups * min(max_num_seqs, BRANCHED_SEQUENCES)
 
@@ -49,25 +49,28 @@ def scratch_pages(
 @dataclass(frozen=True, slots=True)
 class _Branch:
     item: int
-    """Index of the item whose slot it is of."""
+    """Index of its sequence's item."""
     row: int
-    """Number of that item's row among those of the plan."""
+    """Row of that item among the rows of the plan."""
     ids: list[int]
-    """The pending token, and its draft tokens."""
+    """The pending token, and the branch's draft tokens."""
     page_table: npt.NDArray[np.int32]
-    """int32 `[num_groups, n]`."""
+    """Pages of the branch, int32 `[num_groups, n]`."""
 
 
 class ScratchPages:
-    """Pages `[first, end)` of a cache, which are the runner's own."""
+    """Pages `[first, end)` of a cache, which belong to the runner."""
 
     def __init__(self, first: int, end: int) -> None:
         self._first = first
         self._end = end
 
     def branched(self, plan: StepPlan, read: UnresolvedStep, paths: Paths) -> BranchedStep | None:
-        """A step, whose plan is resolved, with paths beside its chains. A sequence that asks for
-        more than a draw has none, nor one for which no pages are left; None: so nobody has."""
+        """Add branches to a step with a resolved plan; None if no sequence gets one.
+
+        A sequence gets none if it wants edited logits or log-probabilities, or if scratch pages run
+        out.
+        """
         if read.masks is not None:
             return None
         branches: list[_Branch] = []
@@ -102,7 +105,7 @@ class ScratchPages:
 
 
 class BranchedStep:
-    """A step with its branches behind its items, and what is left of these when it is drawn."""
+    """A step with its branches after its items. Removes them again once tokens are drawn."""
 
     def __init__(self, plan: StepPlan, read: UnresolvedStep, branches: Sequence[_Branch]) -> None:
         self._plan = plan
@@ -111,7 +114,7 @@ class BranchedStep:
 
     @property
     def plan(self) -> StepPlan:
-        """With an item for each branch, behind all others."""
+        """Plan with an item for each branch, after all others."""
         items = self._plan.items
         return msgspec.structs.replace(
             self._plan, items=(*items, *[_item(items[b.item], b.ids) for b in self._branches])
@@ -119,7 +122,7 @@ class BranchedStep:
 
     @property
     def read(self) -> UnresolvedStep:
-        """With a row for each branch."""
+        """Step with a row for each branch."""
         read, rows = self._read, [branch.row for branch in self._branches]
         asks, samples = read.asks, read.samples
         none = [None] * len(rows)
@@ -143,9 +146,12 @@ class BranchedStep:
     def drawn(
         self, outcome: StepOutcome
     ) -> tuple[StepPlan, npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """The plan, where a chain has the ids of its branch if that was right further; which of the
-        computed tokens are those of the plan, int64 `[T]`; and what is to be copied to the pages of
-        their sequences, as `Backend.copy_pages` takes it."""
+        """Choose between chains and branches.
+
+        Returns the plan, in which a better branch has replaced its chain. Also the indices of the
+        plan's tokens among those computed, int64 `[T]`. Also the copies from scratch pages to the
+        sequences' pages, as `Backend.copy_pages` takes them.
+        """
         items = [*self._plan.items]
         counts = [item.count for item in items] + [len(b.ids) for b in self._branches]
         firsts = [0, *accumulate(counts)]
@@ -161,8 +167,10 @@ class BranchedStep:
         return plan, rows, _copies(copies)
 
     def _right(self, outcome: StepOutcome) -> Iterator[tuple[int, _Branch, int]]:
-        """Branches that were right further than their chains and than those before them, with their
-        numbers, and how many of their tokens."""
+        """Yield each branch that was accepted further than its chain and than earlier branches.
+
+        With it come its index and the number of its accepted tokens, the pending one included.
+        """
         counts = outcome.token_counts
         ends = [*accumulate([counts.get(row, 1) for row in range(self._plan.num_rows)])]
         done: set[int] = set()
@@ -193,7 +201,7 @@ def _asks_for_more(read: UnresolvedStep, row: int) -> bool:
 def _copies_back(
     index: int, count: int, branch: _Branch, page_table: npt.NDArray[np.int32], page_size: int
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """Copies of `count` entries from an index on, and of those before it in its page."""
+    """Copies of `count` entries from an index on, and of earlier ones in the same page."""
     for place in range(full_pages(index, page_size), pages_for(index + count, page_size)):
         num_tokens = min(page_size, index + count - place * page_size)
         for own, page in zip(branch.page_table[:, place], page_table[:, place], strict=True):

@@ -1,11 +1,11 @@
-"""A drafter that computes, on the thread that launches steps and on the stream of these.
+"""A drafter that computes, on the thread that launches steps and on their stream.
 
     loop          results 7, ask ─┐           ┌─ resolve 8 ─┐
     step thread                   └─ draft 8 ─┘             └─ pack, enqueue 8
     device        [ step 7 ]         [ ][ ][ ]                 [ step 8 ]
 
-The loop goes on meanwhile: what it has for the drafter waits its turn on that thread, behind the
-launches of the steps before and before those of the steps that come next.
+The loop goes on meanwhile. Calls of the drafter queue on that thread, between the launches of
+earlier and later steps.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Call = Callable[[], None]
 
 
 class DrafterApart(AtOnce):
-    """Passes calls on to `drafter`, on the thread to which `put` has them made. For the loop.
+    """Passes calls on to `drafter`, on the thread that `put` queues them for. Used on the loop.
 
-    A call returns before it is made. What one raises, `ask` tells when it comes next.
+    Calls return before they are made. The next `ask` reports an exception of theirs.
     """
 
     def __init__(
@@ -42,17 +42,17 @@ class DrafterApart(AtOnce):
         callbacks: LoopCallbacks,
         meaning_of: Callable[[Exception], Exception],
     ) -> None:
-        """`follower` is what `drafter` drafts by; it must hear of all plans that `ask` isn't
-        called for, in their order, on the same thread. `meaning_of` is the device's."""
+        """`follower` tracks the steps for `drafter`. On the same thread, it must be told of
+        every other plan, in order, that `ask` isn't called for. `meaning_of` is the device's."""
         self._drafter = drafter
         self._follower = follower
         self._put = put
         self._callbacks = callbacks
         self._meaning_of = meaning_of
         self._error: Exception | None = None
-        """What a call raised that nobody awaited. For that thread."""
+        """First exception of a call that nothing awaited. Used on the step thread."""
         self._made: dict[int, Sequence[int]] = {}
-        """Draft tokens that were made last, by slot."""
+        """Latest draft tokens, by slot."""
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         self._pass_on(functools.partial(self._drafter.start, slot, sequence))
@@ -64,15 +64,17 @@ class DrafterApart(AtOnce):
         self._pass_on(functools.partial(self._drafter.extend_all, slots, token_ids))
 
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
-        """Draft tokens made when `ask` was called for these."""
+        """Return the draft tokens that `ask` had made."""
         return [self._made[slot] for slot in slots]
 
     def ask(self, request: DraftRequest, told: Callable[[Exception | None], None]) -> None:
-        """Let the follower hear of a plan, and draft tokens be made for it. `told` is called on the
-        loop when they are known, or with what was raised."""
+        """Tell the follower of a plan, and make its draft tokens.
+
+        `told` is called on the loop when they are known, with None or the exception.
+        """
         self._put(functools.partial(self._draft, request, told))
 
-    # -- on the other thread
+    # -- on the step thread
 
     def _pass_on(self, call: Call) -> None:
         def passed_on() -> None:
@@ -108,11 +110,11 @@ class DrafterApart(AtOnce):
 
 
 class DrafterInMemory(AtOnce):
-    """Passes calls on to `drafter`, whose draft tokens take memory of `device`. Where there is none
-    for those of a step, what allocators keep is given back, and they are made once more. If that
-    fails too, the step has no draft tokens, and the next one is asked for as before.
+    """Passes calls on to `drafter`, whose draft tokens take memory of `device`.
 
-    Draft tokens that weren't made leave `drafter` as it was. For the thread that launches steps.
+    If memory runs out, cached memory is freed and the draft tokens are made once more. If that
+    fails too, this step has no draft tokens. A failed attempt leaves `drafter` as it was. Used on
+    the thread that launches steps.
     """
 
     def __init__(self, drafter: Drafter, device: Device) -> None:
@@ -137,7 +139,7 @@ class DrafterInMemory(AtOnce):
                 if not isinstance(reason, OutOfDeviceMemoryError):
                     raise
                 message = str(reason)
-                del reason  # its traceback has the memory of what was computed
+                del reason  # its traceback holds the memory of the computation
             logger.warning(
                 "no memory for draft tokens: %s; what was kept for later is given back, and %s",
                 message,

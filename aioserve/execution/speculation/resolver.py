@@ -1,12 +1,13 @@
-"""How far each slot has come, and its draft tokens. A plan leaves both open where steps before it
-were in flight; this resolves them.
+"""Tracks the known tokens of each slot, and fixes positions and draft tokens of plans.
+
+A plan leaves both open while steps before it are in flight.
 
     plan        VERIFY  start at most 13, at most 4 tokens: pending, draft, draft, draft
     resolved    VERIFY  start 11, 3 tokens: pending, 7, 9     the drafter made two tokens
     noted       7 was right, 4 was drawn in place of 9        the slot's next item starts at 13
 
-Knows plans, and neither tensors nor devices; called in the order of the steps, where each step's
-tokens are known before the next is resolved.
+Knows plans, but neither tensors nor devices. Called in the order of the steps. The tokens of each
+step are known before the next is resolved.
 """
 
 from __future__ import annotations
@@ -30,32 +31,34 @@ __all__ = ["DraftRequest", "Resolver", "StepFollower"]
 TokenRows = npt.NDArray[np.int64]
 VERIFY = ItemKind.VERIFY
 LOOK_STEPS = 16
-"""After so many steps that verify nothing their tokens are read, a quick drafter hears of them, and
-it drafts as many: nobody verifies these, and what comes instead tells how many are right."""
+"""Steps that verify nothing before a quick drafter makes a dry run of as many tokens. No step
+verifies those. Later tokens tell how many were right."""
 
 
 @dataclass(slots=True, frozen=True)
 class DraftRequest:
-    """Draft tokens that a plan needs before it is resolved."""
+    """Draft tokens needed before a plan can be resolved."""
 
     plan: StepPlan
     slots: Sequence[int]
     limits: Sequence[int]
-    """As `Drafter.draft_all` has both."""
+    """Slots and limits, as for `Drafter.draft_all`."""
     since_seconds: float
-    """When it began to hear of what it is to go on from."""
+    """Time at which the drafter began to hear of the tokens that it goes on from."""
 
 
 class StepFollower(Protocol):
-    """What computes beside the steps, in memory that follows theirs: a drafter that knows more of
-    sequences than their token ids."""
+    """Computation beside the steps, in memory that follows theirs.
+
+    A drafter needs it if it reads more of sequences than token ids.
+    """
 
     def take(self, plan: StepPlan) -> None:
-        """Slots end and start, and their page tables change, as a plan says. It may fail then."""
+        """End and start slots, and change their page tables, as a plan says. May fail."""
         ...
 
     def follow(self, plan: StepPlan) -> None:
-        """The pages of a plan are copied, its draft tokens come next, and then it is computed."""
+        """Copy the pages of a plan. Its draft tokens are made next, and then it is computed."""
         ...
 
     def computed(
@@ -64,17 +67,26 @@ class StepFollower(Protocol):
         rows: TokenRows | None = None,
         locations: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """A plan, as it was resolved, has been computed. `rows`: which of the tokens that were
-        computed are its own, int64 `[T]`; None: all. `locations`: where their KV is, of group 0, as
-        `HostBatch.token_locations` has it; None: as the plan says. Not called where a step puts
-        into that memory itself what it leaves for the drafter."""
+        """Take the results of a computed plan, which was resolved before.
+
+        Not called if steps themselves write what the drafter reads.
+
+        - `rows`: indices of the plan's own tokens among those computed, int64 `[T]`; None means
+          all.
+        - `locations`: those of their KV in group 0, as in `HostBatch.token_locations`; None means
+          the plan's.
+        """
         ...
 
 
 class Resolver:
-    """Known tokens of the slots whose sequences may have draft tokens verified. `drafter` makes
-    these; None makes none. `follower` hears of every plan. `clock`, in seconds, is what the drafter
-    is measured by; None: it isn't. `max_branches`: most paths beside the draft tokens of a slot."""
+    """Known tokens of slots whose sequences may have draft tokens verified.
+
+    - `drafter`: makes draft tokens; without it there are none.
+    - `follower`: hears of every plan.
+    - `clock`: measures the drafter, in seconds; None doesn't.
+    - `max_branches`: most paths beside the draft tokens of a slot.
+    """
 
     def __init__(
         self,
@@ -84,37 +96,40 @@ class Resolver:
         max_branches: int = 0,
     ) -> None:
         self.is_used: bool = drafter is not None or follower is not None
-        """False: plans that start no slot and verify nothing need neither `take` nor `noted`."""
+        """True if there is a drafter or a follower. Without either, only plans that start a slot
+        need `take`, and none needs `noted`."""
         self._drafter = drafter
         self._clock = clock or (lambda: 0.0)
         self._drafting_seconds = 0.0
-        """What the drafter took in the step that was resolved last."""
+        """Drafting time of the step that was resolved last."""
         self._request: DraftRequest | None = None
-        """What it is asked for by the step that is resolved next, where that is known."""
+        """Draft tokens for the next step to resolve, once that is known."""
         self._follower = follower
         self._max_branches = max_branches
         self.branches: dict[int, Sequence[Sequence[int]]] = {}
-        """Paths beside the draft tokens of slots in the plan that was resolved last."""
+        """Paths beside the draft tokens of slots, for the plan that was resolved last."""
         self._started: dict[int, DraftedSequence] = {}
-        """What each slot started with."""
+        """Sequence that each slot started with."""
         self._known: dict[int, array[int]] = {}
-        """All its known ids, the one sampled last included."""
+        """All known ids of each slot, with the one sampled last."""
         self._looks = drafter is not None and drafter.is_quick
         self._heard: dict[int, int] = {}
-        """How many of them the drafter has heard of."""
+        """Number of known ids that the drafter has heard of."""
         self._ahead: dict[int, Sequence[int]] = {}
-        """What it drafted behind these to no end."""
+        """Draft tokens of a dry run, which follow the ids heard of."""
         self._dry_runs: dict[int, DryRun] = {}
-        """What that came to, until an outcome tells it."""
+        """Results of dry runs, until an outcome reports them."""
         self._unread: list[tuple[StepPlan, StepOutcome]] = []
-        """Steps whose tokens aren't known yet, as nobody asked for them: to read them one by one
-        takes its time between two steps."""
+        """Steps whose tokens nothing has needed yet. Reading them one by one would take time
+        between steps."""
         self._steps_plain = 0
-        """Steps that verified nothing since the drafter was asked."""
+        """Steps in a row that verified nothing."""
 
     def take(self, plan: StepPlan) -> None:
-        """Slots end and start, as a plan says. Raises `InvariantError` for a slot that is to have
-        draft tokens where nothing makes any."""
+        """End and start slots, as a plan says.
+
+        Raises `InvariantError` for a slot that is to have draft tokens if there is no drafter.
+        """
         if not self.is_used:
             for start in plan.started_slots:
                 if start.drafting is not None:
@@ -152,19 +167,20 @@ class Resolver:
                 self._drafter.end(slot)
 
     def _go_back(self, slot: int, num_known: int) -> None:
-        """Only so many tokens of a slot are known after all: a mask came late, and what was drawn
-        behind it is nothing. The drafter begins again."""
+        """Forget all but `num_known` tokens of a slot. A mask came late, and what was drawn
+        after it is void. The drafter begins again."""
         known_ids = np.array(self._known[slot][:num_known], np.int32)
         sequence = msgspec.structs.replace(self._started[slot], known_ids=known_ids)
-        self._heard[slot] = len(self._known[slot])  # the rest isn't worth hearing
+        self._heard[slot] = len(self._known[slot])  # skip telling the drafter of the rest
         self._end(slot)
         self._start(slot, sequence)
 
     def resolved(self, plan: StepPlan) -> StepPlan:
-        """The plan with its draft tokens made and its items where they begin.
+        """Return the plan with draft tokens, and with items at their true positions.
 
-        Raises `InvariantError` for an item whose slot is further than the plan allows, or asks for
-        draft tokens and started without saying so."""
+        Raises `InvariantError` for an item whose slot is further than the plan allows, or that asks
+        for draft tokens although its slot started without drafting.
+        """
         if self._follower is not None:
             self._follower.follow(plan)
         self.branches.clear()
@@ -178,8 +194,11 @@ class Resolver:
         return msgspec.structs.replace(plan, items=tuple(items))
 
     def draft_request(self, plan: StepPlan) -> DraftRequest:
-        """What `resolved` asks the drafter for, which has heard by then of all that it needs. For
-        who lets the drafter run elsewhere, before the plan is resolved; once for each plan."""
+        """Return the draft tokens that `resolved` needs, after telling the drafter all known
+        tokens.
+
+        For a drafter that runs elsewhere, before the plan is resolved. Once for each plan.
+        """
         if self._request is not None and self._request.plan is plan:
             return self._request
         self._read()
@@ -193,7 +212,7 @@ class Resolver:
         return self._request
 
     def _draft_tokens(self, request: DraftRequest) -> Mapping[int, Sequence[int]]:
-        """Draft tokens of slots."""
+        """Make the draft tokens of slots."""
         self._request, self._drafting_seconds = None, 0.0
         if not request.slots or self._drafter is None:
             return {}
@@ -210,8 +229,8 @@ class Resolver:
             self.branches[slot] = branches[: self._max_branches]
 
     def _take_forced(self, plan: StepPlan) -> None:
-        """Where no step before it is in flight, a plan knows the last token of a slot, and whether
-        a grammar forced it."""
+        """Take forced tokens from a plan. If no earlier step is in flight, the plan knows each
+        slot's last token, which a grammar may have forced."""
         forced: dict[int, list[int]] = {}
         for item in plan.items:
             if item.kind is not VERIFY or item.token_ids[0] == PENDING_TOKEN:
@@ -235,7 +254,7 @@ class Resolver:
             )
         start, behind = len(known) - 1, draft_tokens if _asks(item) else item.token_ids[1:]
         if start < item.least_start:
-            # Nothing was drawn by what was in flight: what comes of it counts for nothing either.
+            # Steps in flight drew nothing for it, so the result of this item will be dropped, too.
             start, behind = item.start, ()
             self.branches.pop(item.slot, None)
         token_ids = np.array([known[-1], *behind], np.int32)
@@ -251,9 +270,11 @@ class Resolver:
         rows: TokenRows | None = None,
         locations: npt.NDArray[np.int64] | None = None,
     ) -> StepOutcome:
-        """Take note of what a step, whose plan was resolved, computed and sampled row by row; the
-        outcome, with what has come to be known of draft tokens that no step verified. `rows` and
-        `locations` are as `StepFollower.computed` has them."""
+        """Take note of a resolved step that was computed, and sampled row by row.
+
+        Return its outcome, with the results of dry runs. `rows` and `locations` are those of
+        `StepFollower.computed`.
+        """
         if self._follower is not None and plan.items:
             self._follower.computed(plan, rows, locations)
         if plan.num_verified and self._drafting_seconds:
@@ -271,7 +292,7 @@ class Resolver:
         return self._with_looks(plan, outcome) if self._dry_runs else outcome
 
     def _read(self) -> None:
-        """Take note of steps that nobody has read."""
+        """Take note of the steps not read yet."""
         unread, self._unread = self._unread, []
         for plan, outcome in unread:
             self._note(plan, outcome)
@@ -294,8 +315,8 @@ class Resolver:
         self._extend(extended)
 
     def _decoded(self, plan: StepPlan, outcome: StepOutcome) -> dict[int, list[int]] | None:
-        """What slots come to know by a step that decodes a token of each, as most steps do; None
-        for any other."""
+        """Return the new ids by slot if the step decodes one token of each, as most steps do;
+        otherwise None."""
         if plan.num_decodes != len(plan.items) or outcome.token_counts or outcome.row_errors:
             return None
         extended: dict[int, list[int]] = {}
@@ -307,12 +328,12 @@ class Resolver:
         return extended
 
     def _extend(self, extended: Mapping[int, list[int]]) -> None:
-        """Append ids to what is known of slots, by slot."""
+        """Append ids to the known ids of slots."""
         for slot, ids in extended.items():
             self._known[slot].extend(ids)
 
     def _tell(self, slots: Iterable[int]) -> None:
-        """Let the drafter hear of what it hasn't of these slots."""
+        """Tell the drafter of tokens of these slots that it hasn't heard of."""
         if self._drafter is None:
             return
         extended: dict[int, list[int]] = {}
@@ -328,7 +349,7 @@ class Resolver:
             self._drafter.extend_all(list(extended), list(extended.values()))
 
     def _look_ahead(self) -> None:
-        """Let the drafter hear of everything, and draft what comes."""
+        """Tell the drafter everything, and start a dry run."""
         if self._drafter is None:
             return
         self._tell(self._known)
@@ -344,9 +365,10 @@ class Resolver:
         return msgspec.structs.replace(outcome, dry_runs=found)
 
     def _come_to_know(self, item: WorkItem, slot: int, sampled: Sequence[int]) -> list[int]:
-        """Ids of a slot that weren't known: those that its item brought, where a grammar forced
-        them, and what was sampled behind them. None where the item went on from a token that wasn't
-        sampled: its own count for nothing."""
+        """Return ids that weren't known of a slot: forced ids of its item, and sampled ones.
+
+        None of them if the item went on from a token that wasn't sampled: its own are void.
+        """
         if item.kind is VERIFY:
             return [*sampled] if item.start == len(self._known[slot]) - 1 else []
         if item.end < len(self._known[slot]):
@@ -355,7 +377,7 @@ class Resolver:
         return [] if PENDING_TOKEN in brought else [*brought, *sampled]
 
     def _forced(self, item: WorkItem) -> list[int]:
-        """Ids of an item behind those that are known of its slot."""
+        """Ids of an item that follow the known ones of its slot."""
         count = item.end - len(self._known[item.slot])
         return item.token_ids[item.count - count :].tolist() if count > 0 else []
 
@@ -370,5 +392,5 @@ def _compared(draft_tokens: Sequence[int], ids: Sequence[int]) -> DryRun:
 
 
 def _asks(item: WorkItem) -> bool:
-    """Whether an item has draft tokens, and the drafter is to make them."""
+    """True if an item has draft tokens for the drafter to make."""
     return item.kind is VERIFY and item.count > 1 and item.token_ids[1] == DRAFT_TOKEN

@@ -1,14 +1,14 @@
 """Steps that verify draft tokens, on a device that runs ahead of the host.
 
-Draft tokens depend on the last token, which the host knows when the step before is done. So a step
-that verifies is launched then, and those behind it wait with it; all others are launched as soon as
-they come, while steps before them run.
+Draft tokens depend on the last token, which the host only knows once the step before is done. A
+step that verifies is launched then, and later steps wait with it. All others are launched as soon
+as they come, while earlier steps run.
 
     loop      read 8, 9    results 7, resolve 8    read 10    results 8
     device    [ step 7 ]                 [ step 8 ][ step 9 ]           ..
                          8 verifies: it waits for 7, and 9 behind it
 
-Where draft tokens are computed, 8 is resolved when they are known, and the loop waits for nothing.
+If draft tokens are computed on the device, 8 is resolved when they are known. The loop never waits.
 
 On a CPU nothing waits: the thread that computes a step knows the tokens of the one before.
 """
@@ -38,11 +38,11 @@ Ask = Callable[[DraftRequest, Callable[[Exception | None], None]], None]
 class _Launched:
     plan: StepPlan
     is_taken: bool
-    """Whether the slots of draft tokens have changed as it says."""
+    """True if the resolver has already taken its slot changes."""
 
 
 class ResolvingQueue:
-    """The order in which steps are launched. For the thread of the event loop."""
+    """The order in which steps are launched. Used on the event loop's thread."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class ResolvingQueue:
         pass_by: Callable[[StepPlan], object] = lambda plan: None,
         ask: Ask | None = None,
     ) -> None:
-        """`launch` enqueues a step; with it comes the plan that a follower of the steps has to hear
-        of first, None where it has. `pass_by` takes that of a step that has failed. `noted` and
-        then `go_on` are to be called for each that was launched, in this order.
+        """`launch` enqueues a step. It also gets the plan if a follower of steps must still hear of
+        it, otherwise None. `pass_by` takes the plan of a failed step. Call `noted` and then `go_on`
+        for each launched step, in order.
 
-        `ask` has draft tokens computed, and a follower hear of their plan; on the loop it calls
-        what it was given, later. None: the host's drafter makes them when it is called.
+        `ask` has draft tokens computed and tells a follower of their plan; it later calls back on
+        the loop. Without it the host's drafter makes them when it is called.
         """
         self._host = host
         self._launch = launch
@@ -65,18 +65,19 @@ class ResolvingQueue:
         self._waiting: deque[tuple[StepPlan, ReadStep, OutcomeFuture]] = deque()
         self._launched: deque[_Launched] = deque()
         self._asking: tuple[StepPlan, UnresolvedStep, OutcomeFuture] | None = None
-        """The step whose draft tokens are being computed."""
+        """Step whose draft tokens are being computed."""
 
     def put(self, plan: StepPlan, step: ReadStep, future: OutcomeFuture) -> None:
-        """Launch a step as soon as may be, or fail it when its turn comes."""
+        """Launch a step as soon as possible, or fail it when its turn comes."""
         self._waiting.append((plan, step, future))
         self.go_on()
 
     def noted(self, result: StepOutcome | Exception) -> StepOutcome | Exception:
-        """The oldest step that was launched is done, or has failed; its result, with what is known
-        by it of draft tokens that no step verified. What can't be noted is a step that failed, as
-        on a CPU: whoever awaits it hears of it. The resolver hears of every step, and keeps nothing
-        of them without a drafter."""
+        """Note the result of the oldest launched step.
+
+        Return it with the results of dry runs. An error in taking note fails the step, as on a CPU.
+        The resolver hears of every step, and keeps nothing without a drafter.
+        """
         oldest = self._launched.popleft()
         try:
             if not oldest.is_taken:
@@ -88,7 +89,7 @@ class ResolvingQueue:
         return result
 
     def fail(self, failure: Exception) -> None:
-        """No step succeeds from here on, and none is launched."""
+        """Fail all waiting steps, and launch no more."""
         self._launched.clear()
         futures = [future for _, _, future in self._waiting]
         self._waiting.clear()
@@ -98,10 +99,10 @@ class ResolvingQueue:
         for future in futures:
             settle(future, failure)
             if not future.cancelled():
-                future.exception()  # what was told already need not be asked for
+                future.exception()  # mark as retrieved: it may have been told already
 
     def go_on(self) -> None:
-        """Launch what waited for the last step that was done."""
+        """Launch the steps that waited for the last finished one."""
         while self._waiting and self._asking is None:
             plan, step, future = self._waiting[0]
             if isinstance(step, StepArrays):
@@ -117,7 +118,7 @@ class ResolvingQueue:
     def _open(
         self, plan: StepPlan, step: UnresolvedStep | Exception, future: OutcomeFuture
     ) -> None:
-        """Launch a step that goes on from where those before it have come, which is known."""
+        """Launch a step whose predecessors are all done."""
         request = None
         try:
             self._host.resolver.take(plan)
@@ -136,7 +137,7 @@ class ResolvingQueue:
         self._ask(request, self._answered)
 
     def _answered(self, error: Exception | None) -> None:
-        """The draft tokens that were asked for are known, or can't be made."""
+        """Go on once the requested draft tokens are known or have failed."""
         if self._asking is None:
             return  # the step was given up before
         (plan, step, future), self._asking = self._asking, None

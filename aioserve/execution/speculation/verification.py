@@ -1,4 +1,4 @@
-"""Which token each row of a step has, where its draft tokens have a say.
+"""The token of each row of a step, in view of its draft tokens.
 
     sampler match        each row draws as if there were no draft token; one that is what was drawn
                          is kept, and the tokens are those of an engine without speculation
@@ -6,8 +6,8 @@
                          often as can be without changing how often a token comes; all others as
                          above
 
-Either way a draft token is kept where it is its row's token (`verified_rows`). Other drafters
-propose tokens without probabilities, and then both rules keep equally many.
+Either way a draft token is accepted if it is its row's token (`verified_rows`). If a drafter gives
+no probabilities, both rules accept equally many.
 """
 
 from __future__ import annotations
@@ -28,29 +28,33 @@ __all__ = ["RejectionSampling", "SampledDrafts", "SamplerMatch", "Verification"]
 
 
 class Verification(Protocol):
-    """Chosen once for an engine; called on the thread of the steps."""
+    """Rule that is chosen once for an engine. Called on the step thread."""
 
     def reads_logits(self, step: StepArrays) -> bool:
-        """Whether `draw` wants to be called with the logits of this step. Elsewhere its rows may be
-        drawn from before they are all there."""
+        """True if `draw` needs all logits of this step at once. Otherwise rows may be drawn from
+        before all of them are there."""
         ...
 
     def draw(self, logits: Tensor, step: StepArrays, last_tokens: Tensor) -> Drawn:
-        """A token of each row, as `Backend.draw`, from edited logits, float32 `[S, V]`."""
+        """Return a token of each row, as `Backend.draw` does, from edited logits, float32 `[S,
+        V]`."""
         ...
 
 
 class SampledDrafts(Protocol):
-    """A drafter that tells what it drew its draft tokens from."""
+    """A drafter that knows the distributions its draft tokens were drawn from."""
 
     def distributions(self, slot: int) -> Sequence[Tensor]:
-        """Probabilities that the draft tokens of a slot in the current step were drawn by, float32
-        `[V]` for each; none where they weren't drawn, or there are none."""
+        """Return the distributions of a slot's draft tokens in the current step, float32 `[V]`
+        each.
+
+        Empty if they weren't drawn, or if there are none.
+        """
         ...
 
 
 class SamplerMatch:
-    """Draft tokens that are what is drawn anyway."""
+    """Accepts draft tokens that equal the drawn tokens."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -63,7 +67,8 @@ class SamplerMatch:
 
 
 class RejectionSampling:
-    """Draft tokens by the rule of `aioserve.sampling.rejection`. A backend on the CPU."""
+    """Accepts draft tokens by the rule of `aioserve.sampling.rejection`. Needs a backend on the
+    CPU."""
 
     def __init__(self, backend: Backend, drafter: SampledDrafts) -> None:
         self._backend = backend
@@ -81,7 +86,7 @@ class RejectionSampling:
         chosen = np.zeros(len(step.samples), np.int64)
         chosen[list(at)] = 1
         rows = step.samples.repeated(chosen.tolist(), step.samples.positions[chosen > 0])
-        rows = replace(rows, slots=np.array(firsts, np.int64))  # the spare slot is anybody's
+        rows = replace(rows, slots=np.array(firsts, np.int64))  # the spare slot may be shared
         p = self._backend.probabilities(logits[list(at)], rows)
         token_ids = drawn.token_ids.clone()
         token_ids[list(at)] = tokens_by_rejection(
@@ -90,8 +95,8 @@ class RejectionSampling:
         return Drawn(token_ids, drawn.row_errors)
 
     def _sampled_drafts(self, step: StepArrays) -> list[tuple[int, int, int, Tensor]]:
-        """Each row whose draft token was drawn, by index, with the first of those that follow each
-        other, the draft token and what it was drawn by."""
+        """List each row whose draft token was drawn: its index, the first row of its chain, the
+        draft token, and the token's distribution."""
         if step.verified is None:
             return []
         return [

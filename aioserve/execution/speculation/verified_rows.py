@@ -1,12 +1,12 @@
-"""Which rows of logits count, where several were drawn from for one row of a plan.
+"""Maps drawn rows of logits to rows of a plan, where one of these may have several.
 
 plan's rows      0               1    2
 draft tokens     7 9 4           -    5 5
 drawn            7 9 1 8         3    2 6 0
 kept             7 9 1           3    2
 
-A row may have further draft tokens beside its own, which are drawn from as one more row each,
-behind all others: its branches. It keeps what most is kept of, its own where that is as much.
+A row of a plan may have branches: further draft tokens, drawn from as additional rows after all
+others. It keeps the path with the most accepted tokens, its own in case of a tie.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ __all__ = ["DrawnRows", "VerifiedRows"]
 
 @dataclass(frozen=True, slots=True)
 class DrawnRows:
-    """Tokens in order, and what is to be said of them. While each row has one, an index of a token
-    is that of its row."""
+    """Drawn tokens in order, with errors and log-probabilities. With one token a row, their
+    indices are the same."""
 
     token_ids: list[int]
     errors: dict[int, str]
-    """What is wrong with logits, by index of a row, as `failures` and `token_counts` are."""
+    """Errors in logits, by row index. `failures` and `token_counts` are also by row."""
     failures: dict[int, str]
     late: Collection[int]
     """Rows whose mask came too late."""
     logprobs: dict[int, Logprobs]
-    """What is told, by index of a token."""
+    """Log-probabilities to report, by token index."""
     token_counts: dict[int, int] = field(default_factory=dict)
-    """Tokens of rows that haven't one."""
+    """Tokens of rows that haven't exactly one."""
 
     def is_bad(self, row: int) -> bool:
-        """Whether what was drawn from a row is nothing."""
+        """True if what was drawn from a row is invalid."""
         return row in self.errors or row in self.failures or row in self.late
 
     def without_late(self) -> DrawnRows:
-        """Rows whose mask came late have no token."""
+        """Drop the tokens of rows whose mask came late."""
         return _picked(
             self, [(() if row in self.late else (row,)) for row in range(len(self.token_ids))]
         )
@@ -50,20 +50,20 @@ class DrawnRows:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRows:
-    """The rows of a plan among those drawn from."""
+    """Rows of a plan among the rows drawn from."""
 
     firsts: Sequence[int]
-    """Index of the first of each, in rising order."""
+    """First drawn row of each row of the plan, in rising order."""
     counts: Sequence[int]
-    """Rows drawn from for each."""
+    """Number of drawn rows of each."""
     draft_tokens: Mapping[int, Sequence[int]]
-    """Draft tokens behind it, of which each has a row more, by that index."""
+    """Draft tokens after each, by first row. Each has a further row."""
     branch_of: tuple[int, ...] = ()
-    """The last rows are branches: numbers of the rows that they are beside."""
+    """Row that each of the last rows is a branch of."""
 
     @classmethod
     def of(cls, plan: StepPlan, branch_of: tuple[int, ...] = ()) -> VerifiedRows:
-        """Rows of a plan that is resolved (`aioserve.execution.speculation.resolver`)."""
+        """Make the rows of a resolved plan (`aioserve.execution.speculation.resolver`)."""
         rows = [(item, row) for item in plan.items for row in item.rows]
         counts = [item.most_tokens(row) for item, row in rows]
         firsts = [0, *accumulate(counts)][: len(rows)]
@@ -76,7 +76,7 @@ class VerifiedRows:
 
     @property
     def drafted(self) -> dict[int, int]:
-        """`StepOutcome.drafted`."""
+        """Value of `StepOutcome.drafted`."""
         numbers = {first: number for number, first in enumerate(self.firsts)}
         found = {numbers[first]: len(ids) for first, ids in self.draft_tokens.items()}
         for number, row in self._branches():
@@ -85,7 +85,7 @@ class VerifiedRows:
 
     @property
     def branched(self) -> dict[int, int]:
-        """`StepOutcome.branched`."""
+        """Value of `StepOutcome.branched`."""
         drafted = self.drafted
         found: dict[int, int] = {}
         for number, row in self._branches():
@@ -94,11 +94,12 @@ class VerifiedRows:
         return found
 
     def _branches(self) -> Iterator[tuple[int, int]]:
-        """Numbers of branches, and of the rows that they are beside."""
+        """Yield each branch and the row that it belongs to, by index."""
         return enumerate(self.branch_of, len(self.firsts) - len(self.branch_of))
 
     def kept(self, drawn: DrawnRows) -> DrawnRows:
-        """Keep those that count: up to the first that is no draft token, or that is bad."""
+        """Keep accepted tokens: up to the first that differs from its draft token, or is
+        invalid."""
         kept = [self._kept(first, drawn) for first in self.firsts]
         for number, row in self._branches():
             kept[row] = max(kept[row], kept[number], key=len)
@@ -118,7 +119,7 @@ class VerifiedRows:
 
 
 def _picked(drawn: DrawnRows, rows: Sequence[Sequence[int]]) -> DrawnRows:
-    """Some of the rows that were drawn from, as tokens of the rows of a plan: each has its own."""
+    """Reduce drawn rows to rows of a plan; `rows` has the drawn rows of each."""
     token_ids: list[int] = []
     token_counts: dict[int, int] = {}
     logprobs: dict[int, Logprobs] = {}

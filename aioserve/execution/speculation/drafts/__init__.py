@@ -1,4 +1,4 @@
-"""Models that guess for another, beside the steps of that: smaller models and heads.
+"""Smaller models and heads that draft for another model, beside its steps.
 
-Knows plans, decoders and KV pages, as `aioserve.execution` does; it must not know the event loop.
+Knows plans, decoders and KV pages, as `aioserve.execution` does. Must not know the event loop.
 """

@@ -1,5 +1,4 @@
-"""What drafters have in common that compute a model of their own on the thread of the steps,
-between two of them."""
+"""Base of drafters that compute a model of their own, on the step thread between two steps."""
 
 from __future__ import annotations
 
@@ -28,32 +27,32 @@ __all__ = ["ComputedDrafter", "DraftOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOptions:
-    """What all of them are told of the engine."""
+    """Facts about the engine that these drafters need."""
 
     num_slots: int
     num_groups: int
-    """Groups of the target's layers, of which group 0 keeps all positions."""
+    """Groups of the target's layers. Group 0 keeps all positions."""
     max_model_len: int
     """Longest context that is served, in tokens."""
     max_sequences: int
-    """Most sequences that have guesses in a step."""
+    """Most sequences that have draft tokens in a step."""
     max_guesses: int
-    """Most guesses of a sequence in a step."""
+    """Most draft tokens of a sequence in a step."""
     most_tokens: int
-    """Most tokens that a step computes of what a draft has missed; at least `max_sequences`."""
+    """Most tokens of a step's catch-up computation; at least `max_sequences`."""
     end_ids: Collection[int] = ()
-    """Tokens that mostly end an answer: behind a guess of one nothing is guessed."""
+    """Tokens that usually end an answer. Nothing is drafted after one."""
     max_branches: int = 0
-    """Most paths beside its first one that are verified."""
+    """Most verified paths beside the first one."""
     keeps_distributions: bool = False
-    """Whether `ComputedDrafter.distributions` is asked for. It takes 4 bytes for each token of the
-    vocabulary for each guess of a step."""
+    """True if `ComputedDrafter.distributions` is used. Takes 4 bytes for each draft token of a
+    step and each token of the vocabulary."""
 
 
 class ComputedDrafter(AtOnce):
-    """A drafter that follows the steps of a target, as `StepFollower` has it.
+    """A drafter that follows the steps of a target, like a `StepFollower`.
 
-    Guesses are drawn by the parameters of the request, but from logits without its edits, such as
+    Draft tokens are drawn by the parameters of the request, but from logits without its edits, like
     penalties. Not thread-safe.
     """
 
@@ -62,7 +61,7 @@ class ComputedDrafter(AtOnce):
         self._keeps_distributions = options.keeps_distributions
         self._end_ids = frozenset(options.end_ids)
         self._distributions: dict[int, list[Tensor]] = {}
-        """Probabilities that guesses of the current step were drawn by, by slot."""
+        """Distributions that draft tokens of the current step were drawn from, by slot."""
         self._tables = SlotPageTables(options.num_slots, options.num_groups)
         self._slots = SlotTable(options.num_slots)
         self._last_tokens = backend.allocate_slots(options.num_slots)
@@ -74,18 +73,21 @@ class ComputedDrafter(AtOnce):
 
     @property
     def states(self) -> StatePages | None:
-        """Where the target's steps leave what is read of them: who doesn't call `computed` has the
-        steps put it there. None: nothing is read."""
+        """Pages that hold the target's states for this drafter; None if it reads none.
+
+        Steps write them, unless `computed` is called.
+        """
         return None
 
     @abstractmethod
     def rehearse(self) -> None:
-        """Compute as much as there may be in a step, of anything, in the first page: whoever counts
-        memory sees how much this takes, and kernels are compiled. To be called while all pages are
-        free."""
+        """Compute the largest possible step, in the first page.
+
+        Shows the memory that this takes, and compiles kernels. Call it while all pages are free.
+        """
 
     def take(self, plan: StepPlan) -> None:
-        """Slots end and start, and their page tables change, as a plan says. Raises
+        """End and start slots, and change their page tables, as a plan says. Raises
         `InvariantError` for pages that leave a gap."""
         for slot in plan.ended_slots:
             self._slots.end(slot)
@@ -95,9 +97,11 @@ class ComputedDrafter(AtOnce):
         self._tables.take(plan)
 
     def follow(self, plan: StepPlan) -> None:
-        """The target is about to compute a plan; it copies pages first. To be called behind `take`,
-        and before the draft tokens of the plan are made. Raises `InvariantError` for a slot
-        whose entries were dropped: drafts find what they read and write by position."""
+        """Prepare for a plan that the target is about to compute.
+
+        Call it after `take`, and before the draft tokens of the plan are made. Raises
+        `InvariantError` for a slot with dropped entries: drafts find theirs by position.
+        """
         for item in plan.items:
             if item.index != item.start:
                 raise InvariantError(
@@ -112,7 +116,7 @@ class ComputedDrafter(AtOnce):
         rows: npt.NDArray[np.int64] | None = None,
         locations: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """As `StepFollower.computed`."""
+        """Take the results of a computed plan: see `StepFollower.computed`."""
         if (pages := self.states) is None:
             return
         kept = self._kept_states
@@ -124,12 +128,12 @@ class ComputedDrafter(AtOnce):
 
     @property
     def _kept_states(self) -> Tensor:
-        """What the target has kept of the batch that it computed last, as `Decoder.kept_states`;
-        where `states` are."""
+        """States that the target kept of its last batch: see `Decoder.kept_states`. Needs
+        `states`."""
         raise NotImplementedError
 
     def _locations(self, plan: StepPlan, page_size: int) -> npt.NDArray[np.int64]:
-        """Where the tokens of a plan are in the pages of group 0: page * page_size + offset, int64
+        """Locations of a plan's tokens in the pages of group 0, page * page_size + offset, int64
         `[T]`."""
         items = plan.items
         slots = np.array([item.slot for item in items], np.int64)
@@ -140,22 +144,23 @@ class ComputedDrafter(AtOnce):
         return token_locations(table, rows, indices, page_size)[0]
 
     def distributions(self, slot: int) -> Sequence[Tensor]:
-        """As `SampledDrafts.distributions`: a greedy request has none."""
+        """Return the distributions of a slot's draft tokens: see `SampledDrafts`. Greedy
+        requests have none."""
         return self._distributions.get(slot, ())
 
     def _tells_of(self, samples: SampleRows) -> bool:
-        """Whether `distributions` has some of these rows."""
+        """True if any of these rows will have distributions."""
         return self._keeps_distributions and bool((samples["temperature"] > 0).any())
 
     def _any_samples(self, count: int, *, greedy: bool) -> SampleRows:
-        """Rows to rehearse with."""
+        """Make sampling rows for a rehearsal."""
         slots, keys = np.arange(count) % len(self._last_tokens), np.zeros(count, np.uint64)
         values = {**REHEARSED, "temperature": 0.0} if greedy else REHEARSED
         return SampleRows.alike(values, slots, seeds=keys, positions=keys)
 
     def _draw(self, logits: Tensor, samples: SampleRows) -> Drawn:
-        """Draw a guess from each row of logits, float32 `[S, V]`, in the order of the guesses of
-        each slot."""
+        """Draw a draft token from each row of logits, float32 `[S, V]`, in the order of each
+        slot's chain."""
         drawn = self._backend.draw(logits, samples, self._last_tokens)
         if self._tells_of(samples):
             sampled = samples["temperature"] > 0
@@ -168,5 +173,5 @@ class ComputedDrafter(AtOnce):
         return drawn
 
     def _samples(self, slots: Sequence[int], positions: Sequence[int]) -> SampleRows:
-        """The keys are those by which the target draws the tokens that are guessed."""
+        """Make sampling rows with the keys that the target will draw the same tokens by."""
         return self._slots.rows(slots, positions)

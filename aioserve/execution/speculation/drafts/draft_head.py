@@ -1,12 +1,12 @@
-"""Guesses by a head with KV pages of its own, which reads what the target's layers made of tokens.
+"""Draft tokens by a head with its own KV pages, which reads states of the target's layers.
 
     target      states of a b c d e             it drew f
     first batch b c d e f beside a b c d e  ->  g and a state of the head's own
     second      g beside that state         ->  h
 
-The next step computes the states of f and of what was right behind it, from which the head computes
-these anew. The last token of a page that sequences share was taken in beside that which comes next
-in one of them.
+The next step computes the states of f and of accepted draft tokens, from which the head computes
+its entries anew. The last token of a shared page was taken in together with the next token of one
+of the sequences.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["DraftHead"]
 
 
 class DraftHead(PagedDrafter[torch.Tensor]):
-    """Guesses of a head for `target`, which keeps in each step what the head reads."""
+    """Draft tokens of a head for `target`, whose steps keep the states that the head reads."""
 
     lag = 1
     keeps_guesses = False

@@ -1,10 +1,10 @@
-"""Guesses by Medusa's heads, each of another token behind the last one, from one hidden state.
+"""Draft tokens by Medusa's heads, each for another position, from one hidden state.
 
 target      state of e, from which it drew f
 heads       state of e  ->  g, h, i             all at once, and none knows the others'
 
-So a chain of them is soon wrong. Where branches are verified, each is another guess of the first
-head: these bring more than the last heads do, and than what is behind another guess.
+A chain of them is therefore soon wrong. If branches are verified, each is another candidate of the
+first head. These bring more than the last heads do, and more than tokens that follow a candidate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["DraftMedusa"]
 
 
 class DraftMedusa(ComputedDrafter):
-    """Guesses of heads for `target`, which keeps in each step what its last layer gave."""
+    """Draft tokens of heads for `target`, whose steps keep the output of its last layer."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class DraftMedusa(ComputedDrafter):
         self._max_guesses = options.max_guesses
         self._max_branches = options.max_branches
         self._chain_alone: set[int] = set()
-        """Slots that ask for more than draws: no branch of theirs is verified."""
+        """Slots whose requests ask for more than draws. Their branches aren't verified."""
         self._others: dict[int, list[int]] = {}
-        """What the first head would guess in place of its guess, by slot, in the current step."""
+        """Further candidates of the first head in the current step, by slot."""
         self._known: dict[int, int] = {}
         """Number of known tokens of each slot."""
         self._last: dict[int, int] = {}
-        """The last of them."""
+        """Last known token of each slot."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -133,7 +133,8 @@ class DraftMedusa(ComputedDrafter):
         return [[token_id] for token_id in self._others.get(slot, ())[: limit // 2]]
 
     def _branches(self, slot: int, limit: int) -> int:
-        """How many branches, of two rows each, go with a chain of at least two guesses."""
+        """Return the number of branches, of two rows each, that fit beside a chain of at least
+        two tokens."""
         if slot in self._chain_alone:
             return 0
         return min(self._max_branches, max(0, limit - 2) // 2)
@@ -145,8 +146,8 @@ class DraftMedusa(ComputedDrafter):
         branches: Mapping[int, int],
         guesses: Mapping[int, Sequence[int]],
     ) -> None:
-        """Draw from the first head's logits, float32 `[able, V]`, again and again, each time from
-        what is left."""
+        """Draw further candidates from the first head's logits, float32 `[able, V]`, without
+        replacement."""
         logits = logits.clone()
         rows = [row for row, slot in enumerate(able) if slot in self._others]
         drawn = [guesses[able[row]][0] for row in rows]
@@ -166,6 +167,6 @@ class DraftMedusa(ComputedDrafter):
             rows, drawn = [rows[place] for place in left], [drawn[place] for place in left]
 
     def _location(self, slot: int) -> int:
-        """Where the token is from whose state the last known one was drawn."""
+        """Location of the token whose state the last known token was drawn from."""
         table, size = self._tables.page_ids(slot), self._states.page_size
         return token_location(table, self._known[slot] - 2, size)

@@ -1,4 +1,4 @@
-"""Guesses by a smaller model, which reads nothing but tokens."""
+"""Draft tokens by a smaller model, which reads only token ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DraftModel"]
 
 
 class DraftModel(PagedDrafter[None]):
-    """Guesses of a decoder."""
+    """Draft tokens of a decoder."""
 
     def __init__(self, model: Decoder, cache: KVCache, options: DraftOptions) -> None:
         super().__init__(model.backend, cache, model.max_model_len, options)

@@ -1,4 +1,4 @@
-"""Guesses of what has KV pages of its own.
+"""Draft tokens by a model or head with its own KV pages.
 
     known to the draft      a b c d . . .
     known                   a b c d e f g          the last one is pending
@@ -7,7 +7,7 @@
     verified                g h i          ->  h x
     known to the draft      a b c d e f g h .      a guess that was right needs no second look
 
-All slots of a step are computed together, each until it has as many guesses as it may have.
+All slots of a step are computed together, each up to its number of draft tokens.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ __all__ = ["PagedDrafter"]
 
 PageTable = npt.NDArray[np.int32]
 Passed = TypeVar("Passed")
-"""What a batch passes on to the next one, which computes behind its guesses."""
+"""State that a batch passes on to the next one, which goes on after its draft tokens."""
 
 
 @dataclass(slots=True)
 class _Sequence:
     ids: npt.NDArray[np.int32]
-    """int32 `[room]`, of which the first `known` are known."""
+    """int32 `[room]`; the first `known` are known."""
     known: int
     guesses: list[int] = field(default_factory=list[int])
-    """Guesses made last, behind the known ids: the draft has written the KV of all but the last."""
+    """Latest draft tokens, after the known ids. The draft has written the KV of all but the
+    last."""
     guess_pages: list[int] = field(default_factory=list[int])
-    """Pages that this KV was written to, in order of position. The sequence may have others there
-    by the time that it is known which guesses were right."""
+    """Pages that this KV was written to, in order of position. The sequence may have other pages
+    there once it is known which draft tokens were right."""
 
     def append(self, token_ids: Sequence[int]) -> None:
         end = self.known + len(token_ids)
@@ -56,8 +57,10 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Work:
-    """Positions `[start, end)` of a slot to compute. Where they go on to the last known token,
-    `limit` guesses are made behind it; elsewhere it is 0."""
+    """Positions `[start, end)` of a slot to compute, and `limit` draft tokens to make after them.
+
+    `limit` is 0 unless the positions reach the last known token.
+    """
 
     slot: int
     start: int
@@ -66,18 +69,17 @@ class _Work:
 
 
 class PagedDrafter(ComputedDrafter, Generic[Passed]):
-    """Its KV pages, `cache`, have the numbers of the target's pages of group 0. `max_model_len`:
-    longest context.
+    """Base of drafters whose KV pages, `cache`, have the numbers of the target's pages in group 0.
 
-    A draft that has missed much, such as a long prompt, catches up over several steps, and makes no
-    guesses for the slot before.
+    `max_model_len` is the longest context. A draft that has missed much, like a long prompt,
+    catches up over several steps. Until then it makes no draft tokens for the slot.
     """
 
     lag: int = 0
-    """How far behind a token's own position the draft takes it in: one that reads what the target
-    made of a token takes in the next one with it."""
+    """Offset of the token id that a position takes in. It is 1 for a draft that reads the
+    target's states: the state of a token is taken in with the next id."""
     keeps_guesses: bool = True
-    """Whether what was written for a guess is as good as for the same token when it is known."""
+    """True if KV written for a draft token stays valid once the token is accepted."""
 
     def __init__(
         self, backend: Backend, cache: KVCache, max_model_len: int, options: DraftOptions
@@ -94,30 +96,35 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
     def _compute(
         self, host: HostBatch, samples: SampleRows | None, passed: Passed | None
     ) -> tuple[Drawn | None, Passed | None]:
-        """Compute a batch, which has a row of logits for each of `samples`: what was drawn from
-        these, and what it passes on, of which rows that go on are picked. None: nothing is to be
-        drawn. `passed`: what the batch before passed on, where this goes on behind its guesses."""
+        """Compute a batch with a row of logits for each of `samples`.
+
+        Return the drawn tokens, and the state to pass on to the next batch, which picks rows of it.
+        With None for `samples` nothing is drawn. `passed` is the state of the previous batch, if
+        this one goes on after its draft tokens.
+        """
 
     def _picked(self, passed: Passed | None, rows: Sequence[int]) -> Passed | None:
-        """Some rows of what a batch passed on."""
+        """Pick rows of the state that a batch passed on."""
         return None
 
-    # -- what happens in the steps of the target
+    # -- the steps of the target
 
     def rehearse(self) -> None:
         rows, longest = self._max_sequences, self._max_model_len
         counts = largest_counts(self._most_tokens, rows, longest)
         passed = self._rehearse(counts, longest, None, greedy=False)
         self._rehearse(np.ones(rows, np.int64), longest, passed, greedy=True)
-        # Where few have guesses, long contexts may take other kernels than short ones.
+        # Few rows may take other kernels, for long contexts and for short ones.
         for context in (longest, 1):
             self._rehearse(np.ones(1, np.int64), context, None, greedy=True)
 
     def _rehearse(
         self, counts: npt.NDArray[np.int64], context: int, passed: Passed | None, *, greedy: bool
     ) -> Passed | None:
-        """Compute the last tokens of sequences of the same length, so many of each, and draw behind
-        them. What is passed on."""
+        """Compute the last `counts` tokens of sequences of length `context`, and draw after them.
+
+        Return the state to pass on.
+        """
         rows = len(counts)
         table = np.zeros((1, rows, pages_for(context, self._cache.page_size)), np.int32)
         contexts, ids = np.full(rows, context), np.zeros(counts.sum(), np.int64)
@@ -127,7 +134,8 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
     def take(self, plan: StepPlan) -> None:
         for slot in plan.ended_slots:
             if (sequence := self._sequences.get(slot)) is not None:
-                # On a device that runs ahead `end` comes later, when its pages are another's.
+                # On a device that runs ahead, `end` comes later, when another sequence has its
+                # pages.
                 sequence.guesses = []
         super().take(plan)
 
@@ -135,14 +143,15 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         super().follow(plan)
         self._copy(plan)
         for item in plan.items:
-            # Where guesses were wrong it begins before that, among what was overwritten for them.
+            # After wrong draft tokens it begins earlier, at positions already marked as
+            # overwritten.
             self._pages.overwritten(self._tables.page_ids(item.slot), item.start, item.end)
 
     def _copy(self, plan: StepPlan) -> None:
         within: list[tuple[int, int, int, int, int]] = []
         for copy in plan.copies:
             if copy.from_tier == copy.to_tier == 0:
-                # The last of them may have been taken in with a token that isn't copied.
+                # The last position may have been taken in with a token id that isn't copied.
                 alike = max(0, copy.num_tokens - self.lag)
                 self._pages.copied(copy.source, copy.target, alike)
                 within.append((0, copy.source, 0, copy.target, copy.num_tokens))
@@ -151,7 +160,7 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         if within:
             self._backend.copy_pages((self._cache,), np.array(within, np.int32))
 
-    # -- as any drafter
+    # -- the interface of drafters
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         self._sequences[slot] = _Sequence(sequence.known_ids.copy(), len(sequence.known_ids))
@@ -192,7 +201,7 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         return [guesses[slot] for slot in slots]
 
     def _work(self, slots: Sequence[int], limits: Sequence[int]) -> list[_Work]:
-        """What each slot has missed, as far as one step may compute it."""
+        """List the computations that each slot has missed, as far as one step may do them."""
         work: list[_Work] = []
         written: set[int] = set()
         left = self._most_tokens
@@ -200,14 +209,14 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
             known, ids = self._sequences[slot].known, self._sequences[slot].ids
             most = min(limit, self._max_model_len - known + 1)
             last = known - self.lag
-            # Of an answer that has ended a step may be computed all the same, which was in flight.
+            # A step in flight may still compute for an answer that has ended.
             if most < 1 or last < 1 or int(ids[known - 1]) in self._end_ids:
                 continue
             table = self._tables.page_ids(slot)
             start = self._pages.hole(table, last - 1)
             end = min(last, start + left)
             own = self._pages.of(table, start, end)
-            # Of those that miss the same of a page that they share, one computes it.
+            # If several lack the same shared page, only one computes it.
             if start < end and written.isdisjoint(own):
                 written.update(own)
                 left -= end - start
@@ -217,8 +226,8 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
     def _guess(
         self, work: Sequence[_Work], table: PageTable, guesses: dict[int, list[int]]
     ) -> None:
-        """Compute what was missed, with the first guess of slots that miss nothing more; then
-        guess behind guess."""
+        """Compute missed positions, and the first draft token of slots that then lack none. Then
+        make one draft token after the other."""
         counts = np.array([one.end - one.start for one in work])
         lag = self.lag
         ids = [self._sequences[one.slot].ids[one.start + lag : one.end + lag] for one in work]
@@ -250,7 +259,7 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
                     np.arange(len(going)),
                     last_ids,
                 )
-            else:  # in place, as to lay out another takes as long as a small model's guess
+            else:  # updated in place: a new layout costs as much as a small model's draft token
                 batch.advance(self._cache.page_size)
                 batch.token_ids[:] = last_ids
             passed = self._drawn(batch, [work[at] for at in going], guesses, passed)
@@ -278,8 +287,11 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         guesses: dict[int, list[int]],
         passed: Passed | None,
     ) -> Passed | None:
-        """A batch with a row of logits for each of `drawn_for`: one guess more for each of these,
-        unless nothing can be drawn from its logits. What it passes on."""
+        """Compute a batch with a row of logits for each of `drawn_for`; return the state to pass
+        on.
+
+        Each slot gets one more draft token, unless nothing can be drawn from its logits.
+        """
         samples = None
         if drawn_for:
             slots = [one.slot for one in drawn_for]

@@ -1,4 +1,4 @@
-"""What was read for a drafter becomes what computes its guesses, beside the model served."""
+"""Places a draft model or head beside the model served."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = ["Draft", "draft_of", "rejects"]
 
 
 def rejects(config: EngineConfig) -> bool:
-    """Whether guesses that were drawn are verified by rejection sampling."""
+    """True if draft tokens that were drawn are verified by rejection sampling."""
     return config.speculation is not None and config.speculation.acceptance == "rejection"
 
 
 class Draft(ABC):
-    """What guesses for `target`, before it has memory."""
+    """A draft model or head for `target`, before it has memory."""
 
     def __init__(self, drafter: LoadedDrafter, target: Decoder, config: EngineConfig) -> None:
         self._drafter = drafter
@@ -44,23 +44,23 @@ class Draft(ABC):
     @property
     @abstractmethod
     def bytes_per_page(self) -> int:
-        """Bytes that it takes beside each of the target's pages."""
+        """Bytes that it takes for each of the target's device pages."""
 
     @property
     def bytes_per_host_page(self) -> int:
-        """Bytes that it takes beside each of the target's pages of the host."""
+        """Bytes that it takes for each of the target's host pages."""
         return 0
 
     def placed(self, num_pages: int, *, num_slots: int) -> ComputedDrafter:
-        """It has its pages. Raises `ConfigError` for more than there is room."""
+        """Give it its pages. Raises `ConfigError` for more than there is room."""
         return self._placed(num_pages, self._config.num_host_pages, num_slots)
 
     def guess_by(self, placed: Drafter) -> None:
-        """Let its drafter guess by what was placed."""
+        """Let the drafter make draft tokens by what was placed."""
         self._drafter.guess_by(placed)
 
     def on_trial(self, num_pages: int, *, num_slots: int) -> ComputedDrafter:
-        """It has a few pages, to find out what it takes beside them. Raises as `placed` does."""
+        """Give it a few pages, to measure its other memory. Raises as `placed` does."""
         return self._placed(num_pages, 0, num_slots)
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Draft(ABC):
             num_slots=num_slots,
             num_groups=target.layout.num_groups,
             max_model_len=config.max_model_len or target.config.max_position_embeddings,
-            # Each of them has two tokens in the step, of which one is a guess.
+            # Each has two tokens in the step, one of which is a draft token.
             max_sequences=max(1, min(config.max_num_seqs, most_tokens // 2)),
             max_guesses=0 if speculation is None else speculation.max_tokens,
             most_tokens=most_tokens,
@@ -155,8 +155,10 @@ class _HeadDraft(Draft):
 def draft_of(
     read: AnyReadDraft, target: Decoder, config: EngineConfig, backend: Backend | None = None
 ) -> Draft:
-    """What was read, on the backend of its target, or another one of the same device. Uses up the
-    weights. Raises `ModelError` for those of a head that are missing or broken."""
+    """Make a draft on the backend of its target, or another one of the same device.
+
+    Uses up the weights. Raises `ModelError` for missing or broken weights of a head.
+    """
     backend = backend or target.backend
     if isinstance(read, ReadDraftHead):
         with naming(read.drafter):

@@ -1,6 +1,6 @@
-"""A draft model or a head: how it is read, and whether it goes with the model that it drafts for.
+"""Reads a draft model or head, and checks that it fits the model that it drafts for.
 
-Knows no torch: it is read while that is imported.
+Imports no torch, because it runs while torch is imported.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class ReadDraft(NamedTuple):
     path: Path
     weights: ReadWeights
     tokenizer: Tokenizer | None
-    """None: it has none, and what its ids mean isn't known."""
+    """Tokenizer of the draft model. If there is none, the meaning of its ids is unknown."""
 
     def kept_layers(self, target: DecoderConfig) -> tuple[int, ...]:
-        """What it reads of its target, as `kept_layers` of `Decoder` has it."""
+        """Return the target's layers that it reads: see `kept_layers` of `Decoder`."""
         return ()
 
     def check(self, target: DecoderConfig, tokenizer: Tokenizer | None) -> None:
-        """Raise `ConfigError` unless its token ids are those of a model with this tokenizer, if
-        any."""
+        """Raise `ConfigError` unless it has the token ids of the target, and of `tokenizer` if
+        given."""
         config = self.weights.config
         if not config.has_head:
             raise self._unfit("has no head, so it makes no tokens")
@@ -75,14 +75,19 @@ class ReadDraftHead(NamedTuple):
     head: ReadHead
 
     def kept_layers(self, target: DecoderConfig) -> tuple[int, ...]:
-        """What it reads of its target, as `kept_layers` of `Decoder` has it. Raises `ModelError`
-        for a layer that the target lacks."""
+        """Return the target's layers that it reads: see `kept_layers` of `Decoder`.
+
+        Raises `ModelError` for a layer that the target lacks.
+        """
         with naming(self.drafter):
             return self.head.layers_read(target)
 
     def check(self, target: DecoderConfig, tokenizer: Tokenizer | None) -> None:
-        """Raise `ConfigError` for a head of another kind than the drafter's and `ModelError` for
-        one of another target. A head has no tokenizer: its tokens are its target's."""
+        """Raise `ConfigError` for a kind that isn't the drafter's, and `ModelError` for another
+        target.
+
+        A head has no tokenizer: its tokens are its target's.
+        """
         named, kind = self.drafter.kind, self.head.config.kind
         if named != kind:
             raise ConfigError(
@@ -108,7 +113,7 @@ AnyReadDraft = ReadDraft | ReadDraftHead
 
 
 class DraftReader:
-    """Reads what drafts for one model. Its methods are for any thread."""
+    """Reads the draft of one model. Methods may be called on any thread."""
 
     def __init__(
         self,
@@ -116,17 +121,16 @@ class DraftReader:
         config: EngineConfig,
         read_weights: Callable[[ModelFiles, Quantization | None], ReadWeights],
     ) -> None:
-        """`model`: the name of the one that is served."""
+        """`model` is the name of the model that is served."""
         self._model = model
         self._config = config
         self._read_weights = read_weights
 
     def read(self, drafter: LoadedDrafter) -> AnyReadDraft:
-        """Read a draft model or head. Its weights are rounded as its drafter says, whatever
-        `quantization` says of the other model.
+        """Read a draft model or head, with its weights rounded as its drafter says.
 
-        Raises `ModelError` for files that can't be read and `ConfigError` for options that they
-        can't meet.
+        `quantization` of the engine has no effect on it. Raises `ModelError` for unreadable files,
+        and `ConfigError` for options that they can't meet.
         """
         with naming(drafter):
             if isinstance(drafter, HeadDrafter):
@@ -139,7 +143,7 @@ class DraftReader:
             return ReadDraft(drafter, path, self._read_rounded(files, drafter), tokenizer)
 
     def check_path(self, drafter: LoadedDrafter) -> None:
-        """Raise unless it is known where the draft is. Reads nothing large."""
+        """Raise unless the location of the draft is known. Reads nothing large."""
         with naming(drafter):
             self._path(drafter)
 

@@ -1,7 +1,7 @@
-"""Hidden states that a target left behind, in pages with the numbers of its KV pages.
+"""Hidden states of a target, in pages with the numbers of its KV pages.
 
-A head computes from them whenever it comes to guess, however long after the target: behind a prefix
-that another request computed, or that came back from the host.
+A head computes from them whenever it drafts, however long after the target. So they also serve a
+prefix that another request computed, or that came back from the host.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ Locations = npt.NDArray[np.int64]
 
 
 class StatePages:
-    """States for each token of a page, of this device and of the host: `[pages, page_size,
-    columns]`, of the host None if it has no pages."""
+    """States of each token of a page, on the device and on the host: `[pages, page_size, columns]`.
+
+    The host has None if it has no pages.
+    """
 
     def __init__(self, pages: torch.Tensor, host_pages: torch.Tensor | None) -> None:
         self._pages = pages
@@ -40,7 +42,7 @@ class StatePages:
         }
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """Copy pages as the target's were, one after the other."""
+        """Copy pages as the target's were copied, one after the other."""
         if not copies:
             return
         tiers = (self._pages, self._host_pages)
@@ -48,25 +50,26 @@ class StatePages:
             source, target = tiers[copy.from_tier], tiers[copy.to_tier]
             if source is not None and target is not None:
                 count = copy.num_tokens
-                # What comes next on the stream waits for it, and nobody else reads it.
+                # Later work on the stream waits for the copy, and nothing else reads it.
                 target[copy.target, :count].copy_(source[copy.source, :count], non_blocking=True)
 
     def put(self, locations: Locations, states: torch.Tensor) -> None:
-        """Keep `states` `[T, columns]` at these places, page * page_size + offset, int64 `[T]`."""
+        """Store `states` `[T, columns]` at these locations, page * page_size + offset, int64
+        `[T]`."""
         self.put_at(self._placed(locations), states)
 
     def put_at(self, locations: torch.Tensor, states: torch.Tensor) -> None:
-        """`put`, at places that are on the device, int64 `[T]`. Waits for nothing: a graph may have
-        it."""
+        """Do what `put` does, with locations on the device, int64 `[T]`. Waits for nothing, so a
+        graph may contain it."""
         self._rows.index_copy_(0, locations, states)
 
     def clear(self, page: int) -> None:
-        """Let a page hold zeros."""
+        """Fill a page with zeros."""
         self._pages[page].zero_()
 
     def at(self, locations: Locations) -> torch.Tensor:
-        """What lies at these places, int64 `[T]`: `[T, columns]`. Where nothing was put, it is
-        arbitrary."""
+        """Return the states at these locations, int64 `[T]`, as `[T, columns]`. Locations
+        without a stored state give arbitrary values."""
         return self._rows.index_select(0, self._placed(locations))
 
     def _placed(self, locations: Locations) -> torch.Tensor:
