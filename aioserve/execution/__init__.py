@@ -1,5 +1,5 @@
-"""A plan becomes device work and tokens: the host of steps, workers, runners, KV storage.
+"""Turns plans into device work and tokens: the host of steps, workers, runners, KV storage.
 
-Knows neither who asked nor HTTP. `runner` imports no torch, so that everything above can
+Knows nothing of requests' callers or HTTP. `runner` imports no torch, so that everything above can
 be used without it.
 """

@@ -1,6 +1,6 @@
-"""A step plan as host arrays: the one place that reads plans for a device.
+"""Turns a step plan into host arrays. Only this module reads plans for a device.
 
-Knows plans and numpy; a backend takes it from there.
+Knows plans and numpy. Backends take the arrays.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ NO_COPIES = np.empty((0, 5), np.int32)
 def largest_counts(
     max_tokens: int, max_sequences: int, max_model_len: int
 ) -> npt.NDArray[np.int64]:
-    """Tokens of each sequence of a batch that has as many sequences as there may be, and then as
-    many tokens, int64 `[B]`: one each, and more at the end."""
+    """Tokens of each sequence of the largest batch, int64 `[B]`.
+
+    The batch has the most sequences first, and then the most tokens: one for each, and more for the
+    last ones.
+    """
     sequences = min(max_sequences, max_tokens)
     left = max_tokens - sequences - (max_model_len - 1) * np.arange(sequences)
     return 1 + np.clip(left, 0, max_model_len - 1)[::-1]
@@ -52,8 +55,10 @@ def largest_counts(
 
 @dataclass(frozen=True, slots=True)
 class UnresolvedStep:
-    """A step whose items that verify draft tokens are known but for where they begin, and for these
-    tokens. Arrays have a row for each item, in the plan's order."""
+    """A step whose verified items lack only their positions and draft tokens.
+
+    Arrays have a row for each item, in the plan's order.
+    """
 
     copies: npt.NDArray[np.int32]
     page_table: npt.NDArray[np.int32]
@@ -66,11 +71,14 @@ class UnresolvedStep:
     spare_slot: int
     """A slot that no sequence has."""
     branch_of: tuple[int, ...] = ()
-    """The last rows are branches: of which rows each (`speculation.branches`)."""
+    """Row that each of the last rows is a branch of (`speculation.branches`)."""
 
     def resolved(self, plan: StepPlan, *, one_by_one: bool = False) -> StepArrays:
-        """The step as `Resolver.resolved` has left its plan. `one_by_one`: what is verified is in
-        the batch as so many sequences of one token each, which have the same pages."""
+        """Complete the step with the plan that `Resolver.resolved` returned.
+
+        With `one_by_one`, verified tokens are in the batch as sequences of one token each, which
+        share their pages.
+        """
         items: Sequence[WorkItem] = plan.items
         page_table = self.page_table
         if one_by_one:
@@ -101,27 +109,27 @@ class UnresolvedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """Everything that a runner does for one plan."""
+    """Work of a runner for one plan."""
 
     step: int
     copies: npt.NDArray[np.int32]
     """Copies of pages, as `Backend.copy_pages` takes them: a cache for each tier."""
     batch: HostBatch | None
-    """None: there is nothing to compute."""
+    """Batch to compute, if there is any."""
     samples: SampleRows
-    """A row for each of the first of the batch's `logit_rows`, in the plan's order. Behind them are
-    those of targets whose log-probabilities are wanted, then those of tokens that are pooled."""
+    """Sampled rows, in the plan's order. They use the first of the batch's `logit_rows`. Scored
+    targets use the next ones, and pooled tokens the last."""
     extras: RowExtras | None = None
-    """What the rows ask for beyond a draw."""
+    """Wishes of rows beyond a draw."""
     pooled: tuple[int, ...] = ()
-    """How many tokens of each item that asks for a sum of hidden states are pooled. Their rows are
+    """Number of pooled tokens of each item that asks for a sum of hidden states. Their rows are
     the last of the batch's `logit_rows`, and need no logits."""
     verified: VerifiedRows | None = None
-    """The plan's rows among those of `samples`, where items verify draft tokens."""
+    """The plan's rows among those of `samples`, if items verify draft tokens."""
 
     @property
     def masks(self) -> LateMasks | None:
-        """Masks of its rows that may come while it is computed."""
+        """Masks of its rows, which may come while it is computed."""
         edits = None if self.extras is None else self.extras.edits
         return None if edits is None else edits.masks
 
@@ -132,12 +140,15 @@ class StepArrays:
         most_likely: tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]] | None = None,
         pooled: Iterable[npt.NDArray[np.float32]] = (),
     ) -> StepOutcome:
-        """Outcome of a token for each row of `samples`, with the log-probabilities that `extras`
-        asks for, from values and ids of `MostLikely`, and sums of hidden states."""
+        """Make the outcome from a token of each row of `samples`.
+
+        It includes the log-probabilities that `extras` asks for, from values and ids of
+        `MostLikely`, and sums of hidden states.
+        """
         extras, errors, failures = self.extras, dict(row_errors), {}
         edits = None if extras is None else extras.edits
         if edits is not None:
-            # Edits that leave nothing, and processors that went wrong, are no fault of the model.
+            # Edits that forbid every token, and failed processors, are no fault of the model.
             own = {row for row, why in errors.items() if why == NOTHING_LEFT and row in edits.rows}
             failures = dict.fromkeys(own, NO_TOKEN_LEFT) | edits.failures
             errors = {row: why for row, why in errors.items() if row not in failures}
@@ -168,7 +179,7 @@ class StepArrays:
 class PlanReader:
     """Reads plans in the order of their steps, and remembers how started slots sample.
 
-    What it gives is for reading alone: some arrays are those of the step before as well.
+    Don't change its arrays: some are shared with the previous step.
     """
 
     def __init__(
@@ -179,22 +190,27 @@ class PlanReader:
         *,
         num_groups: int = 1,
     ) -> None:
-        """`processors`: what makes logits processors, by number; more may come. `num_groups`: page
-        tables of a slot, one for each group of layers."""
+        """`processors` are makers of logits processors, by number; more may be appended.
+
+        A slot has `num_groups` page tables, one for each group of layers.
+        """
         self._processors = processors
         self._page_size = page_size
         self._tables = SlotPageTables(num_slots, num_groups)
         self._slots = SlotTable(num_slots)
         self._num_slots = num_slots
         self._tops_scored = [0] * num_slots
-        """How many of the most likely tokens are wanted beside those of the prompt, by slot."""
+        """Number of most likely tokens to report for prompt positions, by slot."""
         self._rows = np.arange(0)
         self._query_start = np.arange(1, dtype=np.int32)
 
     def read(self, plan: StepPlan, masks: LateMasks | None = None) -> StepArrays:
-        """Raises `InvariantError` for a row of a slot that hasn't started, for an item of a slot
-        without pages for its tokens, and for one that no such runner can compute. Slots have ended,
-        started and changed all the same."""
+        """Read a plan.
+
+        Raises `InvariantError` for a row of a slot that hasn't started, an item whose slot lacks
+        pages, and work that this runner can't do. Slots have ended, started and changed all the
+        same.
+        """
         step = self.read_unresolved(plan, masks)
         if isinstance(step, UnresolvedStep):
             raise InvariantError(
@@ -205,7 +221,8 @@ class PlanReader:
     def read_unresolved(
         self, plan: StepPlan, masks: LateMasks | None = None
     ) -> StepArrays | UnresolvedStep:
-        """A step, unresolved where items verify draft tokens; raises as `read` does."""
+        """Read a plan, leaving it unresolved if items verify draft tokens. Raises as `read`
+        does."""
         for slot in plan.ended_slots:
             self._slots.end(slot)
         for start in plan.started_slots:
@@ -271,7 +288,7 @@ class PlanReader:
         self._tops_scored[start.slot] = params.prompt_logprobs or 0
 
     def _batch(self, plan: StepPlan, slots: npt.NDArray[np.int64]) -> HostBatch:
-        """The items one after the other; `slots` are theirs."""
+        """Lay out the items one after the other; `slots` are theirs."""
         items, size = plan.items, len(plan.items)
         if plan.num_decodes != size:
             ends = np.array([item.index_end for item in items], np.int64)
@@ -293,7 +310,7 @@ def _repeats(items: Sequence[WorkItem]) -> npt.NDArray[np.int64]:
 
 
 def _singles(item: WorkItem) -> Sequence[WorkItem]:
-    """A decode for each token of an item that verifies; any other as it is."""
+    """Split an item that verifies into a decode for each token; return others as they are."""
     if item.kind is not ItemKind.VERIFY:
         return (item,)
     return [
@@ -317,7 +334,7 @@ def _batch_of(
     page_table: npt.NDArray[np.int32],
     page_size: int,
 ) -> HostBatch:
-    """Items one after the other, of these slots, whose pages the table has."""
+    """Lay out items of these slots one after the other. `page_table` has their pages."""
     starts = np.array([item.start for item in items], np.int64)
     firsts = np.array([item.index for item in items], np.int64)
     counts = np.array([item.count for item in items], np.int64)
@@ -361,7 +378,7 @@ def _arranged(
 def _logit_rows(
     items: Sequence[WorkItem], query_start: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int64]:
-    """Rows that are sampled, then rows of tokens that are scored, then those that are pooled."""
+    """Rows of sampled tokens, then of scored tokens, then of pooled ones."""
     sampled, scored_rows, pooled_rows = [], [], []
     for first, item in zip(query_start.tolist(), items, strict=False):
         for row in item.rows:

@@ -1,15 +1,15 @@
-"""The bytes of a step, for a worker that isn't in the process of its host.
+"""Packs a step to bytes, for a worker in another process than its host.
 
-No engine starts one yet.
+No engine starts such a worker yet.
 
     numbers   int64: the step, whether it has a batch and log-probabilities, and the sizes of arrays
     arrays    in the order of `FIELDS`, each at a multiple of 8 bytes
 
-Where each array begins follows from the sizes, so that as many workers as there are read the same
-bytes. A worker in the process of its host is given the arrays themselves.
+The sizes determine where each array begins, so all workers can read the same bytes. A worker in the
+process of its host gets the arrays themselves.
 
-Edits of logits are state of their slots, and stay with the worker that draws. Draft tokens that are
-verified stay with the host, which accepts them.
+Edits of logits are state of their slots, and stay with the worker that draws. Draft tokens to
+verify stay with the host, which accepts them.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ FIELDS: Mapping[str, tuple[ArrayField, ...]] = {
         ArrayField("target_ids", _INT64, ("V",)),
     ),
 }
-"""Fields by the part of `StepArrays` that has them; "" is itself."""
+"""Fields of each part of `StepArrays`; the part "" is the step itself."""
 
 _EVERY = tuple([field for fields in FIELDS.values() for field in fields])
 _SIZES = tuple(dict.fromkeys([name for field in _EVERY for name in field.sizes]))
-"""Names of lengths, in the order in which the numbers have them."""
+"""Names of sizes, in the order of the numbers."""
 
 _PARTS = ("batch", "logprobs")
-"""Parts that a step may lack, as the numbers have them."""
+"""Optional parts of a step, in the order of the numbers."""
 _NUM_NUMBERS = 1 + len(_PARTS) + len(_SIZES)
 
 Arrays = dict[str, dict[str, npt.NDArray[Any]]]
 Place = tuple[str, ArrayField, tuple[int, ...], int]
-"""A part, one of its fields, with its shape and its first byte."""
+"""A part, one of its fields, the field's shape, and its first byte."""
 
 
 def packed(step: StepArrays) -> bytearray:
-    """The bytes of a step. Raises `InvariantError` for edits and for draft tokens to verify."""
+    """Pack a step. Raises `InvariantError` for edits and for draft tokens to verify."""
     arrays = _arrays_of(step)
     sizes = dict.fromkeys(_SIZES, 0)
     for part, of_part in arrays.items():
@@ -79,10 +79,10 @@ def packed(step: StepArrays) -> bytearray:
 
 
 def unpacked(data: bytearray | memoryview) -> StepArrays:
-    """The step of these bytes, whose arrays are views of them. The bytes may be written to, as
-    torch takes no other arrays, and stay as they are until the step has ended.
+    """Unpack a step, whose arrays are views of the bytes.
 
-    Raises ValueError for bytes of another length than their numbers tell.
+    The bytes must be writable, as torch requires, and must not change until the step has ended.
+    Raises ValueError if their length doesn't match their numbers.
     """
     step, *numbers = np.frombuffer(data, np.int64, _NUM_NUMBERS).tolist()
     parts = ["", "samples", *[part for part, there in zip(_PARTS, numbers, strict=False) if there]]
@@ -112,7 +112,7 @@ def unpacked(data: bytearray | memoryview) -> StepArrays:
 
 
 def _arrays_of(step: StepArrays) -> Arrays:
-    """Arrays of each part that a step has."""
+    """Collect the arrays of each part that a step has."""
     extras = step.extras
     if extras is not None and extras.edits is not None:
         raise InvariantError(f"step {step.step} has rows with edits, which no bytes hold")

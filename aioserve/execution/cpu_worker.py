@@ -1,4 +1,4 @@
-"""The worker of the CPU: it copies pages and computes a step before it returns."""
+"""Worker of the CPU: it copies pages and computes a step before it returns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Computed:
 
 
 class CpuWorker:
-    """A `Worker` on the thread of the steps, inside `torch.inference_mode`."""
+    """A `Worker` on the step thread, inside `torch.inference_mode`."""
 
     max_in_flight: int = 1
 
@@ -44,23 +44,26 @@ class CpuWorker:
         prefault_pages: int = 0,
         verification: Verification | None = None,
     ) -> None:
-        """`host_cache` is where pages are copied to and from "the host": here it is the same
-        memory. The first `num_pages` of `cache` are the pool; None: all. `prefault_pages` of them,
-        past those in use, have their memory before they are needed. `verification` says which draft
-        tokens are accepted; None: by sampler match."""
+        """Hold the model and its memory.
+
+        - `host_cache`: pages of "the host", which here is the same memory.
+        - `num_pages`: the first pages of `cache`, which are the pool; None means all.
+        - `prefault_pages`: pages past those in use whose memory is provided ahead of time.
+        - `verification`: the rule for draft tokens; None means sampler match.
+        """
         self._model = model
         self._cache = cache
         self._caches = (cache,) if host_cache is None else (cache, host_cache)
-        # Token ids stay here between steps: the next step may be launched before the host has
-        # seen them.
+        # Token ids stay here between steps: the next step may be launched before the host has seen
+        # them.
         self._last_tokens = model.backend.allocate_slots(num_slots + 1)  # and `spare_slot`
         self._prefault = Prefault(cache, prefault_pages, num_pages=num_pages)
         self._verification = verification or SamplerMatch(model.backend)
         self.idle: Callable[[], bool] = self._prefault.advance
-        """A piece of work for a time when no step runs; False if there was none."""
+        """Do a piece of work while no step runs; False if there was none."""
         self.leave_python: Callable[[], None] = lambda: None
-        """Called where a step goes on in compiled code for a while; set by the home of the
-        worker."""
+        """Callback before a step goes on in compiled code for a while. Set by the worker's
+        runner."""
 
     def copy(self, copies: npt.NDArray[np.int32]) -> None:
         self.leave_python()
@@ -74,7 +77,8 @@ class CpuWorker:
             return _Computed(StepOutcome(step=block.step, token_ids=()))
         self._prefault.note_writes(batch.token_locations)
         batch = model.backend.prepare(batch, self._cache, self._last_tokens)
-        # torch lets go of the GIL while it makes a tensor. From here on the loop takes it then.
+        # torch releases the GIL while it makes a tensor, and the loop, once told, takes it. So make
+        # room before telling the loop.
         model.make_room(len(batch.token_ids))
         self.leave_python()
         extras, pooled = block.extras, ()
@@ -104,4 +108,4 @@ class CpuWorker:
         return _Computed(block.outcome(token_ids, drawn.row_errors, most_likely, pooled))
 
     def close(self) -> None:
-        """Nothing is left to give back: memory goes with the worker."""
+        """Do nothing: the memory is freed with the worker."""

@@ -1,7 +1,7 @@
-"""What NVIDIA's driver says of the cards in this machine. Imports neither torch nor CuPy.
+"""Asks NVIDIA's driver about the GPUs in this machine. Imports neither torch nor CuPy.
 
-Asked when a device is chosen, which is before torch is there, and by `aioserve doctor`. The calls
-are of the CUDA driver API, by their documented signatures.
+It is used to choose a device before torch is imported, and by `aioserve doctor`. The calls follow
+the documented signatures of the CUDA driver API.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["Card", "Driver", "DriverError", "find_driver"]
 
 LIBRARY = "libcuda.so.1"
 NO_DEVICE = 100
-"""CUDA_ERROR_NO_DEVICE: a driver, and no card that it may use."""
+"""CUDA_ERROR_NO_DEVICE: there is a driver, but no GPU that it may use."""
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
 """Numbers of CUdevice_attribute."""
 NAME_BYTES = 256
 
 
 class DriverError(RuntimeError):
-    """The driver is installed and doesn't work."""
+    """The driver is installed but doesn't work."""
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -32,22 +32,21 @@ class Card(msgspec.Struct, frozen=True):
     name: str
     memory_bytes: int
     capability: tuple[int, int]
-    """Compute capability: (9, 0) of an H100."""
+    """Compute capability; (9, 0) for an H100."""
 
 
 class Driver(msgspec.Struct, frozen=True):
-    """A driver that works."""
+    """A working driver."""
 
     cuda_version: tuple[int, int]
-    """The newest CUDA that it runs."""
+    """Newest CUDA version that it supports."""
     cards: tuple[Card, ...]
 
 
 def find_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
-    """None where no driver is installed. Takes up to some seconds where one is.
+    """Find the driver; None if none is installed. Takes up to some seconds.
 
-    Raises:
-        DriverError: a call of the driver failed; says which, and with what number.
+    Raises `DriverError`, with the call and its error number, if a call of the driver failed.
     """
     try:
         library = load(LIBRARY)

@@ -1,4 +1,4 @@
-"""Which device an engine runs on. Imports neither torch nor CuPy: files are read before that."""
+"""Chooses the device of an engine. Imports neither torch nor CuPy: files are read before those."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["MIN_CAPABILITY", "chosen_device", "missing_packages"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 MIN_CAPABILITY = (8, 0)
-"""Ampere: the oldest cards that compute in bfloat16."""
+"""Ampere: the oldest GPUs that compute in bfloat16."""
 
 
 def missing_packages() -> list[str]:
-    """What a GPU needs and isn't installed. Nothing is imported for that."""
+    """List packages that a GPU needs and that aren't installed. Imports nothing."""
     missing = [name for name in ("cupy", "triton") if importlib.util.find_spec(name) is None]
     torch = importlib.util.find_spec("torch")
     if torch is not None and torch.origin is not None:
@@ -36,13 +36,13 @@ def chosen_device(
     driver: Callable[[], Driver | None] = find_driver,
     missing: Callable[[], list[str]] = missing_packages,
 ) -> str:
-    """ "cpu" or "cuda:N".
+    """Choose the device: "cpu" or "cuda:N".
 
-    "auto" is the first card that can be used, unless a backend for CPUs is asked for; if there are
-    cards and none can be, the log says why.
+    "auto" takes the first usable GPU, unless the options name a backend for CPUs. If there are GPUs
+    but none is usable, the log says why.
 
-    Raises `ConfigError` for a CUDA device that can't be used, saying what is missing, and for
-    options of CUDA devices where another one is used.
+    Raises `ConfigError` for a CUDA device that can't be used, saying what is missing. Also raises
+    it for options of CUDA devices if another device is used.
     """
     if config.device.startswith("cuda"):
         return _asked_for(config, driver, missing)

@@ -1,9 +1,8 @@
-"""Threads that an interpreter waits for when it exits, but not for ever.
+"""Threads that interpreter exit waits for, but not forever.
 
-A thread that returns from compiled code once the interpreter has gone is unwound through frames
-that don't expect it, and the process is aborted (Python before 3.14). So a program that closed no
-engine still has its threads ended before the interpreter begins to end. Ctrl-C meanwhile ends the
-process.
+A thread may return from compiled code after the interpreter is gone. Then it is unwound through
+frames that don't expect it, and the process aborts (Python before 3.14). So the threads of an
+unclosed engine are ended before the interpreter begins to end. Ctrl-C meanwhile ends the process.
 """
 
 from __future__ import annotations
@@ -24,8 +23,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 def start_exit_joined_thread(
     name: str, run: Callable[[], None], end: Callable[[], object], *, exit_seconds: float
 ) -> threading.Thread:
-    """Start a thread for `run`, which returns soon after `end` was called. An interpreter that
-    exits waits for it up to `exit_seconds`. Raises `RuntimeError` if no thread is to be had."""
+    """Start a thread for `run`, which must return soon after `end` is called.
+
+    Interpreter exit waits for it up to `exit_seconds`. Raises `RuntimeError` if the system can't
+    start a thread.
+    """
     exiting = False
 
     def end_at_exit() -> None:
@@ -55,15 +57,18 @@ def start_exit_joined_thread(
     atexit.register(end_at_exit)
     try:
         thread.start()
-    except RuntimeError:  # the system has none to give
+    except RuntimeError:  # the system can't start one
         atexit.unregister(end_at_exit)
         raise
     return thread
 
 
 def _interrupted() -> None:
-    """End the process as Ctrl-C ends one that doesn't handle it. An interpreter that exits prints a
-    traceback of what is raised instead, goes on, and forgets that it was interrupted."""
+    """End the process as an unhandled Ctrl-C does.
+
+    An exiting interpreter would instead print a traceback of an exception, go on, and forget the
+    interrupt.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -1,4 +1,4 @@
-"""A thread that handles items one after the other, until it is ended or garbage."""
+"""A thread that handles items one after the other, until it is ended or garbage collected."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["HandlerThread"]
 Item = TypeVar("Item")
 
 IDLE_SECONDS = 0.02
-"""Without an item before the thread does what it has for such times."""
+"""Time without an item before the thread does its idle work."""
 EXIT_SECONDS = 30.0
-"""How long an interpreter that exits without closing the engine waits for what was put, unless a
-thread says otherwise."""
+"""Time that interpreter exit waits for the queued items of an unclosed engine, unless a thread
+has its own limit."""
 
 
 class HandlerThread(Generic[Item]):
-    """`handle(item)` for each item, in the order of `put`, all inside one `within()`, which is
-    entered on the thread; then `at_end()`, at the end of the thread.
+    """Calls `handle(item)` for each item, in the order of `put`.
 
-    `handle` raises nothing. It must not hold this object: the thread ends with the last reference.
-    Raises `RuntimeError` if no thread is to be had.
+    All calls are made inside one `within()`, which the thread enters. `at_end()` is called at the
+    end of the thread. Exceptions must not leave `handle`. It must not hold this object: the thread
+    ends with the last reference. Raises `RuntimeError` if the system can't start a thread.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class HandlerThread(Generic[Item]):
         idle: Callable[[], bool] | None = None,
         exit_seconds: float = EXIT_SECONDS,
     ) -> None:
-        """`items`: the queue, for a `handle` that looks whether more are waiting. None is its
-        end. `idle()` is called while nothing comes, until it returns False: a short piece of work
-        at a time, for which the next item waits. It raises nothing, as `handle`."""
+        """`items` is the queue, for a `handle` that needs to see if more are waiting. A None in
+        it ends the thread. `idle()` is called while the queue is empty, until it returns False.
+        It must do a short piece of work, as the next item waits for it, and raise nothing."""
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue() if items is None else items
         self.put: Callable[[Item], None] = self._items.put
-        """From any thread."""
+        """Queue an item, from any thread."""
         run = functools.partial(_run, self._items, handle, within, at_end, idle)
-        # Not `self.end`: whoever ends threads at exit would hold this object until then.
+        # Not `self.end`, because the exit hook would keep this object alive.
         end = functools.partial(self._items.put, None)
         self._thread = start_exit_joined_thread(name, run, end, exit_seconds=exit_seconds)
 
@@ -56,16 +56,17 @@ class HandlerThread(Generic[Item]):
         self.end()
 
     def end(self) -> None:
-        """Let the thread end when it has handled what was put; from any thread, at once."""
+        """Let the thread end after the queued items. Returns at once; may be called from any
+        thread."""
         self._items.put(None)
 
     def join(self, timeout_seconds: float | None = None) -> bool:
-        """Whether the thread has ended. Waits for that."""
+        """Wait for the thread to end; False after a timeout."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
     async def aclose(self) -> None:
-        """Handle what was put, and end the thread."""
+        """Handle the queued items, and end the thread."""
         self.end()
         while self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)

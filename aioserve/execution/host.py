@@ -4,10 +4,10 @@
     resolve     draft tokens, and where their items begin, once the step before is known
     outcome     of what a worker made of the arrays
 
-A worker that is waited for is driven by `Host.step`, on the thread that has the worker. Where a
-device runs ahead of the host, a `ResolvingQueue` orders what `Host.step` does in a row.
+`Host.step` drives a worker that computes at once, on the worker's thread. If a device runs ahead of
+the host, a `ResolvingQueue` does the same in parts.
 
-Knows plans, arrays and drafters, and neither devices nor threads.
+Knows plans, arrays and drafters, but neither devices nor threads.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from aioserve.steps.plan import StepPlan
 __all__ = ["Host", "ReadStep"]
 
 ReadStep = StepArrays | UnresolvedStep | Exception
-"""A plan as it was read, or why it can't be: that step fails when its turn comes."""
+"""Arrays of a plan, or an error in reading it. The error fails the step when its turn comes."""
 
 
 class Host:
-    """Reads plans and resolves them, in the order of the steps. `read` may be called ahead of the
-    other methods, by another thread."""
+    """Reads plans and resolves them, in the order of the steps. `read` may be called ahead of
+    the other methods, on another thread."""
 
     def __init__(
         self,
@@ -45,9 +45,13 @@ class Host:
         max_branches: int = 0,
         scratch: ScratchPages | None = None,
     ) -> None:
-        """`processors` are as `PlanReader` has them. `follower` hears of every plan from the
-        methods of `resolver`; None: from somebody else, if there is one. `max_branches`: most paths
-        beside the draft tokens of a sequence, which are computed in the pages of `scratch`."""
+        """Read plans with `processors`, as `PlanReader` does.
+
+        - `follower`: hears of every plan from `resolver`. None if something else tells it, or if
+          there is no follower.
+        - `max_branches`: most paths beside the draft tokens of a sequence.
+        - `scratch`: pages in which those paths are computed.
+        """
         self._reader = PlanReader(page_size, num_slots, processors, num_groups=num_groups)
         self._follower = follower
         self._max_branches = max_branches
@@ -55,20 +59,25 @@ class Host:
         self.resolver: Resolver = Resolver(None, follower)
 
     def take_drafter(self, drafter: Drafter, clock: Callable[[], float]) -> None:
-        """Let a drafter make the draft tokens that plans ask for. To be called before the first.
-        `clock`, in seconds, is what it is measured by."""
+        """Let a drafter make the draft tokens that plans ask for.
+
+        Call it before the first plan. `clock`, in seconds, measures the drafter.
+        """
         self.resolver = Resolver(drafter, self._follower, clock, self._max_branches)
 
     def read(self, plan: StepPlan, masks: LateMasks | None = None) -> ReadStep:
-        """The arrays of a plan. Raises nothing."""
+        """Make the arrays of a plan. An error is returned, not raised."""
         try:
             return self._reader.read_unresolved(plan, masks)
         except Exception as error:
             return error
 
     def step(self, plan: StepPlan, read: ReadStep, worker: Worker) -> StepOutcome:
-        """Compute a plan that was read. Raises why it couldn't be read, `InvariantError` for one
-        that can't be resolved, of which no page is copied, and what the worker raises."""
+        """Compute a plan that was read.
+
+        Raises the error of a failed `read`, `InvariantError` for a plan that can't be resolved, and
+        what the worker raises. If resolving fails, no page is copied.
+        """
         resolver, is_used = self.resolver, self.resolver.is_used
         if is_used or plan.started_slots:
             resolver.take(plan)

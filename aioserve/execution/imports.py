@@ -1,6 +1,6 @@
-"""Imports what needs torch, without holding the interpreter's lock for long.
+"""Imports torch and its users without holding the interpreter's lock for long.
 
-Must not import torch at its top: it is there for those that haven't yet.
+Must not import torch at its top: callers haven't imported it yet.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _SHARED_LIBRARIES = (
     ("libtorch_global_deps.so", ctypes.RTLD_GLOBAL | os.RTLD_LAZY),
     ("libtorch_python.so", os.RTLD_NOW),
 )
-"""What `import torch` maps into the process, in its order and as it does."""
+"""Libraries that `import torch` maps into the process, in its order and with its flags."""
 
 FROZEN_BY_PROGRAM = 1_000
-"""From so many objects on the program has called `gc.freeze()`: it would freeze thousands, and
-CPython 3.12 freezes some 400 itself as it starts."""
+"""Number of frozen objects that shows that the program has called `gc.freeze()`. It would freeze
+thousands, while CPython 3.12 freezes about 400 itself at startup."""
 
 
 def map_torch() -> None:
-    """Map torch's shared libraries into the process; call it in a thread, before the import.
+    """Map torch's shared libraries into the process. Call it in a thread, before the import.
 
     The interpreter does that with its lock held, and the initializers of these libraries take a
-    tenth of a second and more. This call lets go of the lock. But the linker has one too, which a
-    thread needs to start another, and for a library's first thread-local variable: a thread that
-    does either meanwhile keeps the interpreter's lock until this call is over. So start no thread
-    beside this call, and don't call into tokenizers, say.
+    tenth of a second and more. This call releases the lock. But the linker has a lock, too, which
+    is needed to start a thread, and for a library's first thread-local variable. A thread that does
+    either would keep the interpreter's lock until this call ends. So start no thread beside this
+    call, and don't call into libraries like tokenizers.
 
-    A library that isn't there, or can't be mapped, is for the import itself to complain of.
+    A library that is missing or can't be mapped is left to the import, which reports it.
     """
     if "torch" in sys.modules:
         return
@@ -50,12 +50,12 @@ def map_torch() -> None:
 
 
 def import_without_collecting(name: str) -> ModuleType:
-    """A module that imports torch; call it in a thread.
+    """Import a module that needs torch. Call it in a thread.
 
-    Most of that is Python code, during which other threads run. The collector of garbage doesn't:
-    it would take a fifth of the import, hold the lock for longer at a time than anything else
-    there, and find nothing. Nor does it look for that among the new objects once it is on again:
-    they are given to its oldest generation at once, unless that would thaw what the program froze.
+    Most of the import is Python code, during which other threads run. Garbage collection is off: it
+    would take a fifth of the import, hold the lock in long stretches, and find nothing. Afterwards
+    the new objects go to its oldest generation at once, so that it doesn't search them. This is
+    left out if it would thaw objects that the program froze.
     """
     if not gc.isenabled() or "torch" in sys.modules:
         return importlib.import_module(name)

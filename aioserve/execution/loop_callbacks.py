@@ -1,7 +1,7 @@
-"""Calls that other threads have for an event loop: made on it, together, after one wake.
+"""Calls from other threads to an event loop, made together after one wake-up.
 
 A step costs the loop one wake-up. A thread puts its calls here, and wakes the loop when its own
-work can do without the interpreter's lock.
+work no longer needs the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ __all__ = ["EventFdWaker", "LoopCallbacks", "settle"]
 
 KEPT_DELAYS = 256
 
-# A function of a PyDLL is called with the interpreter's lock held.
+# Functions of a PyDLL are called with the interpreter's lock held.
 _eventfd_write = ctypes.PyDLL(None).eventfd_write
 _eventfd_write.argtypes = (ctypes.c_int, ctypes.c_uint64)
 
 
 class LoopCallbacks:
-    """Bound to the event loop that it is made on, which holds what was put until it is told."""
+    """Calls for the event loop that this object is made on. The loop makes them when it is told."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.clock: Callable[[], float] = clock_of(self.loop)
         self.wake_delays_seconds: deque[float] = deque(maxlen=KEPT_DELAYS)
-        """Between `put` on a thread and its call on the loop: loop lag as the engine feels it."""
+        """Delays between `put` on a thread and the call on the loop: loop lag as the engine
+        feels it."""
         self.calls: deque[tuple[Callable[[], None], float]] = deque()
-        """Calls that the loop hasn't made yet, with when they were put."""
+        """Calls that the loop hasn't made yet, with the time of `put`."""
         self.tell: Callable[[], None] = functools.partial(
             _tell, self.calls, self.wake_delays_seconds
         )
-        """On the loop: make the calls that were put."""
+        """Make the calls that were put. Call it on the loop."""
         waker = EventFdWaker(self.loop, self.tell)
         self.wake: Callable[[], None] = waker.wake
-        """From any thread, until the end."""
+        """Wake the loop, from any thread, until the end."""
         self.close_soon: Callable[[], None] = waker.close_soon
-        """From any thread, after the last wake: `close` on the loop."""
+        """Close on the loop, from any thread, after the last wake."""
         self.close: Callable[[], None] = waker.close
-        """On the loop: make the calls that were put, and then no more."""
+        """Make the calls that were put, and no more after them. Call it on the loop."""
 
     def put(self, call: Callable[[], None]) -> None:
-        """From any thread: `call`, which raises nothing, is made after the next wake."""
+        """Queue `call` for the next wake, from any thread. It must raise nothing."""
         self.calls.append((call, time.monotonic()))
 
 
@@ -62,11 +63,12 @@ def _tell(calls: deque[tuple[Callable[[], None], float]], delays_seconds: deque[
 
 
 def settle(future: asyncio.Future[Any], result: Any) -> None:
-    """Give the future a result, or raise from it what is an exception; not one that is done."""
+    """Set a future's result, or its exception if `result` is one. Does nothing if it is done."""
     if future.done():
         return
     if isinstance(result, StopIteration | asyncio.CancelledError):
-        # Futures refuse the one, and awaiting the other would look like a cancellation.
+        # Futures refuse StopIteration, and awaiting a CancelledError would look like a
+        # cancellation.
         future.set_exception(RuntimeError(f"the call raised {result!r}"))
     elif isinstance(result, BaseException):
         future.set_exception(result)
@@ -75,16 +77,17 @@ def settle(future: asyncio.Future[Any], result: Any) -> None:
 
 
 class EventFdWaker:
-    """Calls `woken` on `loop` soon after `wake`, once for wakes that come close together, without
-    giving away the turn of the thread that wakes.
+    """Calls `woken` on `loop` soon after `wake`, without giving up the waking thread's turn.
 
-    `call_soon_threadsafe` writes to a socket, and Python lets go of the interpreter's lock for
-    that. The loop's thread, just woken, takes it and keeps it for all that it has to do, while the
-    other thread, which may be about to start the next step, waits. Here the write is made with the
-    lock held: the loop gets it when the thread next lets go of it, in compiled code for example.
+    Wakes that come close together make one call.
 
-    Made on the loop's thread. The loop holds it, and with it `woken`, until `close`. A loop that
-    watches no files, such as a simulated one, is woken by `call_soon_threadsafe`.
+    `call_soon_threadsafe` writes to a socket, for which Python releases the interpreter's lock. The
+    loop's thread, just woken, takes the lock and keeps it for all of its work. The other thread,
+    which may be about to start the next step, has to wait. Here the write is made with the lock
+    held. The loop gets the lock when the thread next releases it, for example in compiled code.
+
+    Make it on the loop's thread. The loop holds it, and with it `woken`, until `close`. A loop that
+    watches no files, like a simulated one, is woken by `call_soon_threadsafe`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, woken: Callable[[], None]) -> None:
@@ -98,7 +101,7 @@ class EventFdWaker:
             self._file = None
 
     def wake(self) -> None:
-        """Wake the loop, from any thread, until `close`. A loop that is closed stays asleep."""
+        """Wake the loop, from any thread, until `close`. Does nothing to a closed loop."""
         if self._file is not None:
             _eventfd_write(self._file, 1)
         else:
@@ -110,19 +113,19 @@ class EventFdWaker:
         self._woken()
 
     def close_soon(self) -> None:
-        """From any thread, after the last wake: `close` on the loop."""
+        """Close on the loop, from any thread, after the last wake."""
         if not self._call_soon(self.close):
             self._close_file()
 
     def close(self) -> None:
-        """On the loop's thread: what was to be told is told now, and then never again."""
+        """Call `woken` one last time. Call it on the loop's thread."""
         self._woken()
         if self._file is not None:
             self._loop.remove_reader(self._file)
             self._close_file()
 
     def _call_soon(self, call: Callable[[], None]) -> bool:
-        """Whether the loop is open."""
+        """Schedule a call; False if the loop is closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
             return True

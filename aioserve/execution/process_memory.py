@@ -1,4 +1,4 @@
-"""How much memory of the machine the process may still use, containers included."""
+"""Memory that the process may use, limits of containers included."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 class _Files(NamedTuple):
-    """Where a cgroup says what its memory is."""
+    """Files of a cgroup that tell about its memory."""
 
     limit: str
     used: str
     unused_cache: str
-    """In `memory.stat`: of files that weren't read lately, which the system takes back by
-    itself."""
+    """Entry of `memory.stat` with the bytes of files not read lately. The system reclaims these
+    by itself."""
 
 
 V2 = _Files("memory.max", "memory.current", "inactive_file")
@@ -28,7 +28,8 @@ V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_fi
 
 
 def available_memory_bytes() -> int:
-    """The smaller of what the system has available and what the cgroups' limits leave."""
+    """Memory that is still available: the least of what the system has, and of what the limits
+    of cgroups leave."""
     left = [
         limit - used + _stat(group, files.unused_cache)
         for group, files, limit in _limits()
@@ -38,13 +39,14 @@ def available_memory_bytes() -> int:
 
 
 def total_memory_bytes() -> int:
-    """The smaller of what the machine has and the cgroups' limits, used or free."""
+    """Total memory, used or free: the least of what the machine has, and of the limits of
+    cgroups."""
     return min([_machine(), *(limit for _, _, limit in _limits())])
 
 
 def _limits() -> Iterator[tuple[Path, _Files, int]]:
-    """Limits of the process's cgroups and all that these are in. A container may see its own as the
-    root, whatever it is called outside."""
+    """Limits of the process's cgroups and of those around them. A container may see its own as
+    the root, whatever its name outside."""
     for root, files, own in ((CGROUPS, V2, _own("")), (CGROUPS / "memory", V1, _own("memory"))):
         for group in dict.fromkeys([own, *own.parents]):
             if (limit := _read(root / group / files.limit)) is not None:
@@ -52,7 +54,7 @@ def _limits() -> Iterator[tuple[Path, _Files, int]]:
 
 
 def _own(controller: str) -> Path:
-    """The process's cgroup of a controller, or with an empty name of v2, below the root."""
+    """Path of the process's cgroup of a controller, below the root. An empty name means v2."""
     try:
         lines = OWN_CGROUPS.read_text().splitlines()
     except OSError:
@@ -79,7 +81,7 @@ def _meminfo_available() -> int:
 
 
 def _stat(group: Path, name: str) -> int:
-    """A figure of a cgroup's `memory.stat`; 0 where there is none."""
+    """A number in a cgroup's `memory.stat`; 0 if it is missing."""
     try:
         lines = (group / "memory.stat").read_text().splitlines()
     except OSError:
@@ -88,7 +90,7 @@ def _stat(group: Path, name: str) -> int:
 
 
 def _read(path: Path) -> int | None:
-    """A byte count in a cgroup file; None where there is none ("max", or no such file)."""
+    """Bytes in a cgroup file; None for "max", or without the file."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

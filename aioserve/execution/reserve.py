@@ -1,4 +1,4 @@
-"""Memory for pages, or a clear error."""
+"""Allocates memory for pages, or raises a clear error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ Pages = TypeVar("Pages")
 def reserve(
     option: str, num_pages: int, allocate: Callable[[], Pages], *, beside: str = ""
 ) -> Pages:
-    """New pages. Raises `ConfigError`, which names the option, for more than there is room.
-    `beside` says what else is allocated with them, as "and 9 pages for ..."."""
+    """Allocate pages. Raises `ConfigError`, which names the option, if there isn't enough room.
+
+    `beside` names what else is allocated with them, like "and 9 pages for ...".
+    """
     try:
         return allocate()
     except (MemoryError, OSError, OverflowError, RuntimeError) as error:

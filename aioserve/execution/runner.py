@@ -1,4 +1,4 @@
-"""The contract between the core loop and whatever computes steps."""
+"""The contract between the core loop and runners, which compute steps."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ __all__ = [
 
 
 class RunnerFailedError(AioserveError):
-    """The runner computes nothing any more, and says why. The engine ends, with this reason."""
+    """The runner can compute nothing any more, and says why. The engine ends with this reason."""
 
 
 class Runner(Protocol):
     """Computes steps in the order in which they are launched."""
 
     def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
-        """Start a step without blocking; several may be in flight, each is awaited once. `masks`
-        are of those of its rows whose slots ask for structured output, and may come later.
+        """Start a step without blocking. Several may be in flight; each is awaited once.
 
-        The awaitable raises what the step raised, and `RunnerFailedError` where no other step can
-        succeed either. Called on the event loop.
+        `masks` are for its rows whose slots have structured output, and may come later. The
+        awaitable raises what the step raised, and `RunnerFailedError` if no later step can succeed
+        either. Called on the event loop.
         """
         ...
 
@@ -52,26 +52,26 @@ class Runner(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Let launched steps end and free the device."""
+        """Wait for launched steps to end, and free the device."""
         ...
 
 
 class ModelLimits(msgspec.Struct, frozen=True):
-    """What a loaded model and its KV cache allow."""
+    """Limits of a loaded model and its KV cache."""
 
     vocab_size: int
     max_model_len: int
-    """Prompt and answer together, in tokens; fits the KV cache."""
+    """Most tokens of prompt and answer together. Fits the KV cache."""
     num_pages: int
     eos_token_ids: frozenset[int]
     num_window_groups: int = 0
-    """Groups of layers whose pages leave with the window, as in `KVLayout`."""
+    """Groups of layers that drop pages outside the window, as in `KVLayout`."""
     window: int = 0
-    """Last positions that these keep, in tokens; 0: there are none."""
+    """Positions that these keep, in tokens; 0 if there are none."""
 
 
 class Text(msgspec.Struct, frozen=True):
-    """How a model's tokens become text, if they do."""
+    """Conversion between a model's tokens and text, as far as it is known."""
 
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
@@ -79,19 +79,20 @@ class Text(msgspec.Struct, frozen=True):
     retrieval: Retrieval = Retrieval()
     reranker: Reranker | None = None
     end_ids: tuple[int, ...] | None = None
-    """Tokens that end an answer; None: those that the config names."""
+    """Tokens that end an answer; None means those of the config."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A request as its caller gave it, checked, before its prompt is encoded."""
+    """A checked request before its prompt is encoded."""
 
     prompt: Any
     """Text, a `Conversation`, token ids as an int32 array, or a prompt with a continuation."""
     params: SamplingParams
     answers: bool
-    """True where answers are asked for; else beams, or something of the prompt alone."""
+    """True for a request that wants answers; False for beams, and for results of the prompt
+    alone."""
     tool_parser: str | None
-    """Name of what reads calls of tools in its answers; None: nothing does."""
+    """Name of the tool parser that reads calls in its answers, if any."""
 
 
 class LoadedModel(msgspec.Struct, frozen=True):
@@ -101,42 +102,42 @@ class LoadedModel(msgspec.Struct, frozen=True):
     runner: Runner
     limits: ModelLimits
     defaults: SamplingParams
-    """Sampling of requests without parameters of their own. The model's makers set it if they say
-    it."""
+    """Sampling of requests without parameters, from the model's makers if they say it."""
     tokenizer: Tokenizer | None
-    """None: the model takes and gives token ids alone."""
+    """Tokenizer of the model. Without one it takes and gives only token ids."""
     chat_template: ChatTemplate | None
     description: dict[str, Any]
     """Facts for `Engine.dump()`: architecture, dtype, bytes."""
     why_no_tokenizer: str = "it was loaded without a tokenizer"
-    """Message about a model that has none, and what to do about it."""
+    """Message about a missing tokenizer, and its remedy."""
     processors: list[Callable[[str], Any]] = []
-    """What the runner makes logits processors with, by number: filled by the engine."""
+    """Makers of logits processors for the runner, by number. The engine fills the list."""
     take_drafter: Callable[[Drafter], None] | None = None
-    """Gives its runner what drafts for the items that verify, before the first step; None: its
-    runner verifies none."""
+    """Gives the runner its drafter, before the first step. None if the runner verifies no draft
+    tokens."""
     max_branches: int = 0
     """Most paths of draft tokens beside the first one of a sequence that its runner verifies."""
     pools: bool = True
-    """Whether its runner gives sums of hidden states, as `WorkItem.pooled` asks for them."""
+    """True if its runner returns sums of hidden states, as `WorkItem.pooled` asks for them."""
     generates: bool = True
-    """Whether it makes logits, which text and scores of continuations come of."""
+    """True if it makes logits, which text and scores of continuations need."""
     retrieval: Retrieval = Retrieval()
-    """How texts are embedded, where a request doesn't say."""
+    """Defaults for embedding requests."""
     says_sampling: bool = True
-    """True if the model's makers say how it is sampled."""
+    """True if the model's makers say how to sample it."""
     reranker: Reranker | None = None
-    """What tells the relevance of documents to queries; None: their embeddings are compared."""
+    """Reranker that makes relevances of documents to queries. Without one, embeddings are
+    compared."""
     script: Callable[[Asked], object] | None = None
-    """Hears of each request that is taken, on the event loop and in order; what it returns is
-    `SlotStart.script` of each of its slots."""
+    """Called with each accepted request, on the event loop and in order. Its result becomes
+    `SlotStart.script` of the request's slots."""
     takes_forced: bool = True
     """True if tokens that a grammar forces may be taken although the runner doesn't draw them."""
 
 
 class ModelSource(Protocol):
-    """Something that an engine can load instead of a named model."""
+    """An object that loads a model, in place of a model's name."""
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
-        """Called on the engine's event loop, which it must not block."""
+        """Load the model. Called on the engine's event loop, which it must not block."""
         ...

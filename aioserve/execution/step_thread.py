@@ -1,4 +1,4 @@
-"""One thread per device that runs steps in order and wakes the event loop once for each.
+"""One thread per device, which runs steps in order and wakes the event loop once for each.
 
 The loop never waits for a step and never polls: a step's end wakes it.
 """
@@ -28,9 +28,9 @@ class StepThread(Generic[Result]):
     Bound to the event loop that it is made on. `submit` is for that loop's thread. The thread ends
     with `aclose`, or with the last reference to this object.
 
-    Where the next call is queued already when one ends, it begins before the loop hears of that
-    end: else the loop's thread would take its turn, and keep the interpreter's lock, just when the
-    next call needs it to get the device going. A call says by `tell_loop` that it needs it no more.
+    If the next call is already queued when one ends, it begins before the loop hears of that end.
+    Otherwise the loop's thread would take the interpreter's lock just when the next call needs it,
+    to get the device going. By `tell_loop` a call says that it no longer needs the lock.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class StepThread(Generic[Result]):
         *,
         idle: Callable[[], bool] | None = None,
     ) -> None:
-        """All calls are made inside one `within()`, which is entered on the thread; `idle` is as in
+        """All calls are made inside one `within()`, which the thread enters; `idle` is that of
         `HandlerThread`."""
         self._callbacks = LoopCallbacks()
         calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -59,22 +59,24 @@ class StepThread(Generic[Result]):
 
     @property
     def wake_delays_seconds(self) -> Sequence[float]:
-        """Between a step's end on the thread and its callback on the loop."""
+        """Delays between the end of a step on the thread and its callback on the loop."""
         return self._callbacks.wake_delays_seconds
 
     def submit(self, call: Callable[[], Result]) -> Awaitable[Result]:
-        """Queue `call`; the awaitable gives what it returns or raises."""
+        """Queue `call`. The awaitable returns its result, or raises its exception."""
         future: asyncio.Future[Result] = self._callbacks.loop.create_future()
         self._calls.put((call, future))
         return future
 
     def post(self, call: Callable[[], object]) -> None:
-        """Queue `call`, of which nobody hears; from any thread. It raises nothing."""
+        """Queue `call` without reporting its end, from any thread. It must raise nothing."""
         self._calls.put((call, None))
 
     def tell_loop(self) -> None:
-        """For a call that has done its part in Python, and goes on in compiled code: the loop may
-        hear of the call before it, and does so at the end of this one at the latest."""
+        """Let the loop hear of the previous call now, not only when this call ends.
+
+        Called within a call that has finished its Python part, and goes on in compiled code.
+        """
         if self._callbacks.calls:
             self._callbacks.wake()
 

@@ -1,4 +1,4 @@
-"""The home of a host and a worker that computes at once: one step thread."""
+"""Runs a host, and a worker that computes at once, on one step thread."""
 
 from __future__ import annotations
 
@@ -21,24 +21,29 @@ __all__ = ["StepThreadRunner"]
 
 
 class WaitedWorker(Worker, Protocol):
-    """A worker that keeps its thread for as long as a step takes."""
+    """A worker that occupies its thread for as long as a step takes."""
 
     leave_python: Callable[[], None]
-    """Called where a step goes on without Python for a while; set by the home of the worker."""
+    """Callback before a step goes on without Python for a while. Set by the worker's runner."""
 
     @property
     def idle(self) -> Callable[[], bool]:
-        """A piece of work for a time when no step runs; False if there was none. It holds no
-        runner, whose thread ends with it."""
+        """Do a piece of work while no step runs; False if there was none.
+
+        It must not hold the runner, whose thread ends with the runner.
+        """
         ...
 
 
 class StepThreadRunner:
-    """A `Runner`: the host resolves a step, and the worker computes it, when the step before is
-    known. Made on the event loop that will await its steps."""
+    """A `Runner`: the host resolves a step, and the worker computes it, once the step before is
+    known.
+
+    Made on the event loop that will await its steps.
+    """
 
     def __init__(self, host: Host, worker: WaitedWorker, *, name: str) -> None:
-        """`name`: of its thread, behind that of the library."""
+        """`name` becomes part of the thread's name."""
         self._host = host
         self._worker = worker
         self._thread: StepThread[StepOutcome] = StepThread(
@@ -51,12 +56,12 @@ class StepThreadRunner:
         return self._thread.wake_delays_seconds
 
     def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
-        """Its arrays are made here, while the step before is computed."""
+        """Launch a step. Its arrays are made here, while the step before is computed."""
         read = self._host.read(plan, masks)
         return self._thread.submit(functools.partial(self._host.step, plan, read, self._worker))
 
     def take_drafter(self, drafter: Drafter) -> None:
-        """Let a drafter make the draft tokens that plans ask for. To be called before the first."""
+        """Let a drafter make the draft tokens that plans ask for. Call it before the first plan."""
         self._host.take_drafter(drafter, time.perf_counter)
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""A runner around another one, which says of each step what it held and how long it took."""
+"""A runner around another one, which reports the plan and duration of each step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class TimedStep(NamedTuple):
 
     plan: StepPlan
     began: float
-    """When it was launched, or when the step before had ended, if that was later: steps run one
-    after the other."""
+    """Time of its launch, or the end of the step before, if later. Steps run one after the
+    other."""
     ended: float
-    """When the loop heard of its end."""
+    """Time at which the loop heard of its end."""
 
     @property
     def seconds(self) -> float:

@@ -1,7 +1,7 @@
-"""The first steps of a runner, before anybody waits for one.
+"""First steps of a runner, before any request waits for one.
 
-A first step pays for what is made once: threads, kernels that are compiled or chosen, the first
-use of weights and of work space. Whoever asks first would wait for all of it.
+The first step pays for one-time work: threads, kernels that are compiled or chosen, and the first
+use of weights and work space. Without a warm-up the first request would wait for all of it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, SlotStart, Ste
 __all__ = ["warm_up"]
 
 PROMPT_TOKENS = 32
-"""Length of the first prompt where the cache has room for it. Kernels of several rows run then."""
+"""Length of the first prompt if the cache has room for it. It is long enough for kernels of
+several rows."""
 
 WARM_UP_STEP = -2
-"""The number of its steps, in the log."""
+"""Number of its steps, in the log."""
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, top_k=20)
@@ -35,16 +36,15 @@ async def warm_up(
     max_model_len: int,
     max_step_tokens: int,
 ) -> None:
-    """Compute a short prompt and the token behind it, once greedily and once sampled. A step may
-    have `max_step_tokens`.
+    """Compute a short prompt and one more token, once greedily and once sampled.
 
-    For a runner that has computed nothing: it leaves slot 0 ended, and KV that nobody owns in pages
-    `[0, n)`. Raises what a step raises.
+    A step has at most `max_step_tokens`. For a runner that has computed nothing yet. It leaves slot
+    0 ended, and stray KV in pages `[0, n)`. Raises what a step raises.
     """
     room = min(capacity_tokens(num_pages // num_groups, page_size), max_model_len)
     length = min(PROMPT_TOKENS, room - 1, max_step_tokens)
     if length < 1:
-        return  # a context of one token: there is no step behind a prompt
+        return  # a context of one token leaves no step after the prompt
     table = np.arange(num_groups * pages_for(length + 1, page_size), dtype=np.int32)
     row = (SampleRow(offset=length - 1, slot=0),)
     prompt = WorkItem(ItemKind.PREFILL, 0, 0, 0, 0, length, np.zeros(length, np.int32), row)

@@ -1,7 +1,7 @@
-"""Chooses the kernels that attend from prompts: Triton's, or FlashInfer's where these are faster.
+"""Chooses the kernels for attention of prompts: Triton's, or FlashInfer's if these are faster.
 
-FlashInfer's are tried before they are used, on a batch of the model's own shapes. That compiles
-them, and shows that they compute what Triton's do, before any request depends on it.
+FlashInfer's are tried first, on a batch of the model's own shapes. The trial compiles them, and
+shows that they compute the same as Triton's, before any request depends on it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ __all__ = ["AttentionChoice", "choose_attention", "trial_prompts"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 ROUNDS = 5
-"""How often each kernel is timed, in turns; the shortest time counts."""
+"""Number of times that each kernel is timed, in turns. The shortest time counts."""
 NEEDED_SHARE = 0.95
-"""Share of Triton's time: what is hardly faster isn't worth that rows depend on their batch."""
+"""Largest share of Triton's time. A smaller gain isn't worth rows that depend on their batch."""
 MAX_TRIAL_TOKENS = 8192
 ROUNDINGS = 4
 """Largest difference of two results, in units of the last place of their dtype; below 1, of 1."""
@@ -51,12 +51,12 @@ ROUNDINGS = 4
 
 class AttentionChoice(NamedTuple):
     prompts: PromptAttention | None
-    """For `CudaBackend.prompt_attention`."""
+    """Value for `CudaBackend.prompt_attention`."""
     why: str
 
     @property
     def used(self) -> Attention:
-        """Never "auto"."""
+        """Name of the chosen kernels; never "auto"."""
         return "triton" if self.prompts is None else "flashinfer"
 
 
@@ -71,11 +71,11 @@ def choose_attention(
     load: Callable[[], Any] = import_flashinfer,
     clock: Callable[[], float] = time.perf_counter,
 ) -> AttentionChoice:
-    """As `config.attention` asks. Inside `device.within()`, in a thread that may take its time:
-    kernels may be compiled.
+    """Choose as `config.attention` asks.
 
-    Raises `ConfigError` where FlashInfer is asked for and can't be used, saying why, and
-    `DeviceFailedError` where the device fails.
+    Call it inside `device.within()`, in a thread that may take its time, since it may compile
+    kernels. Raises `ConfigError` if FlashInfer is asked for but can't be used, saying why. Raises
+    `DeviceFailedError` if the device fails.
     """
     if config.attention == "triton":
         return AttentionChoice(None, "attention='triton' is asked for")
@@ -148,9 +148,12 @@ def _tried(
 
 
 def trial_prompts(max_tokens: int, max_model_len: int) -> list[tuple[int, int]]:
-    """(query tokens, context) of prompts that fill a step: half of it is a chunk behind a prefix of
-    the same length, the rest up to four prompts from their starts. Contexts are odd, so that they
-    end inside of pages. None where no prompt of two tokens fits."""
+    """Make (query tokens, context) of prompts that fill a step.
+
+    Half of the step is a chunk that follows a prefix of the same length. The rest is up to four
+    prompts from their starts. Contexts are odd, so that they end inside pages. Empty if no prompt
+    of two tokens fits.
+    """
     half = max(2, max_tokens // 2)
     contexts = [min(2 * half, max_model_len), *[min(max(1, half // 4), max_model_len)] * 4]
     contexts = [context - 1 + context % 2 for context in contexts]
@@ -164,7 +167,8 @@ def trial_prompts(max_tokens: int, max_model_len: int) -> list[tuple[int, int]]:
 
 
 class _Trial:
-    """One step's prompts with random queries, keys and values, over pages that are NaN beyond."""
+    """The prompts of one step, with random queries, keys and values. Unused parts of pages are
+    NaN."""
 
     def __init__(
         self,
@@ -179,17 +183,17 @@ class _Trial:
         attending = [one for one in mixers if isinstance(one, architecture.Attention)]
         layers = [one for one in attending if one.sinks is None]
         self._kinds = [AttentionKind(one.scale, one.window, one.soft_cap) for one in layers]
-        """Kind of each layer whose prompts it may attend from."""
+        """Kind of each layer whose attention FlashInfer may compute."""
         self._backend = backend
         self._device = device
         self._clock = clock
         self.tokens: int = sum(tokens for tokens, _ in prompts)
         heads = layers[0].heads
         self._host, num_pages = _lay_out(prompts, config.page_size)
-        # One layer in one group, for kinds of any group.
+        # One layer in one group serves kinds of any group.
         layout = kv_layout(decoder.config.kv_layers(decoder.kv_format)[:1], 1)
         cache = backend.allocate_kv(KVShape(layout, num_pages, config.page_size))
-        # The random numbers of the program that the engine lives in stay its own.
+        # Leaves the random numbers of the surrounding program alone.
         generator = torch.Generator(backend.device).manual_seed(0)
         self._cache = _filled(cache, self._host, generator)
         size = heads.query_size + 2 * heads.kv_size
@@ -199,7 +203,7 @@ class _Trial:
         self._slots = backend.allocate_slots(1)
 
     def difference(self, attention: PromptAttention) -> str | None:
-        """A sentence about results that differ beyond rounding in some kind of layer, or None."""
+        """Describe results that differ beyond rounding in some kind of layer; None if all agree."""
         batch = self._batch()
         for kind in dict.fromkeys(self._kinds):
             got, expected = (
@@ -215,8 +219,11 @@ class _Trial:
         return None
 
     def seconds(self, attention: PromptAttention) -> tuple[float, float]:
-        """Times of a step's attention from prompts, all layers together: with `attention`, and with
-        Triton's kernels. Planning counts."""
+        """Time the attention of a step's prompts in all layers, with `attention` and with Triton's
+        kernels.
+
+        Includes planning.
+        """
         shortest = [float("inf"), float("inf")]
         for _ in range(ROUNDS):
             for index, prompts in enumerate((attention, None)):
@@ -238,12 +245,12 @@ class _Trial:
         return paged_attention(self._qkv, GpuKVLayer(batch, self._cache, 0), kind, prompts=prompts)
 
     def _batch(self) -> GpuBatch:
-        """A step of its own: FlashInfer plans each anew."""
+        """Make a new batch, since FlashInfer plans each batch anew."""
         return self._backend.prepare(self._host, self._cache, self._slots)
 
 
 def _lay_out(prompts: Sequence[tuple[int, int]], page_size: int) -> tuple[HostBatch, int]:
-    """Prompts over pages in a random order, and how many pages."""
+    """Lay prompts out over pages in a random order; return the number of pages, too."""
     counts = np.array([tokens for tokens, _ in prompts])
     contexts = np.array([context for _, context in prompts])
     pages = pages_for_each(contexts, page_size)
@@ -254,7 +261,7 @@ def _lay_out(prompts: Sequence[tuple[int, int]], page_size: int) -> tuple[HostBa
 
 
 def _filled(cache: PlainKVCache, host: HostBatch, generator: torch.Generator) -> PlainKVCache:
-    """Random where a context has tokens, NaN elsewhere."""
+    """Fill pages with random values where a context has tokens, and with NaN elsewhere."""
     cache.storage.normal_(generator=generator)
     page_size = cache.page_size
     for context, row in zip(host.context_lens.tolist(), host.page_table[0], strict=True):

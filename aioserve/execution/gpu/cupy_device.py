@@ -1,8 +1,8 @@
 """An NVIDIA GPU: CuPy's streams and events, torch's memory and graphs.
 
-torch computes on the streams that CuPy makes, so that both see one order of work. torch owns all
-memory. CuPy is an extra (`pip install aioserve[cuda12]` or `[cuda13]`), and everything else works
-without it.
+torch computes on the streams that CuPy makes, so both see one order of work. torch owns all memory.
+CuPy is an extra (`pip install aioserve[cuda12]` or `[cuda13]`), and everything else works without
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aioserve.ops.gpu.cupy_module import cupy_module
 __all__ = ["CupyDevice", "CupyEvent", "CupyStream", "PinnedMemory"]
 
 SUCCESS, MEMORY_ALLOCATION, NOT_READY = 0, 2, 600
-"""Numbers of CUDA's errors. `cudaError_t` and `CUresult` have the same numbers for these."""
+"""Error numbers of CUDA, the same in `cudaError_t` and `CUresult`."""
 TO_DEVICE, TO_HOST = 1, 2
 """Numbers of `cudaMemcpyKind`."""
 
@@ -42,7 +42,7 @@ def _usable_cupy() -> Any:
 
 
 class CupyDevice:
-    """The GPU with this index, of those that CUDA shows. Raises `ConfigError`."""
+    """The GPU with this index, among those that CUDA shows. Raises `ConfigError`."""
 
     def __init__(self, index: int = 0) -> None:
         self._cupy: Any = _usable_cupy()
@@ -55,7 +55,7 @@ class CupyDevice:
         self._pool: Any = None
         with self._cupy.cuda.Device(index):
             self._probe: Any = self._cupy.cuda.Stream(non_blocking=True)
-        """Nothing is ever enqueued on it: a query of it says how the device is."""
+        """Stream without any work. A query of it tells the state of the device."""
 
     @contextmanager
     def within(self) -> Iterator[None]:
@@ -64,18 +64,19 @@ class CupyDevice:
             yield
 
     def new_stream(self) -> CupyStream:
-        """One that doesn't wait for the default stream, which others in the process may use."""
+        """Make a stream that doesn't wait for the default stream, which others in the process
+        may use."""
         return CupyStream(self._cupy, self.index)
 
     def new_event(self, *, timed: bool = False) -> CupyEvent:
-        """One whose `synchronize` sleeps."""
+        """Make an event whose `synchronize` sleeps."""
         return CupyEvent(self._cupy, timed=timed)
 
     def seconds_between(self, earlier: Any, later: Any) -> float:
         return self._cupy.cuda.get_elapsed_time(earlier.event, later.event) / 1000
 
     def memory(self, num_bytes: int) -> torch.Tensor:
-        """uint8 `[num_bytes]`."""
+        """Allocate uint8 `[num_bytes]`."""
         try:
             return torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
         except torch.OutOfMemoryError as error:
@@ -85,18 +86,18 @@ class CupyDevice:
         return PinnedMemory(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True))
 
     def capture(self, enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """On a stream of this device. What is on it already goes on meanwhile."""
+        """Capture on a stream of this device. Work already on it goes on meanwhile."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # Not `torch.cuda.graph`, which waits for the device and collects garbage first, with the
-        # interpreter's lock. Only what this thread does may spoil the capture: another one waits
-        # for events meanwhile, and the rest of the process may use the GPU as it likes.
+        # Not `torch.cuda.graph`, which first waits for the device and collects garbage, with the
+        # interpreter's lock. Only calls of this thread may spoil the capture: meanwhile another
+        # thread waits for events, and the rest of the process may use the GPU.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             enqueue()
         except BaseException:
-            with contextlib.suppress(Exception):  # what has spoiled it is the error to hear of
+            with contextlib.suppress(Exception):  # the original error is the one to report
                 graph.capture_end()
             raise
         graph.capture_end()
@@ -109,8 +110,8 @@ class CupyDevice:
         torch.cuda.empty_cache()
 
     def meaning_of(self, error: Exception) -> Exception:
-        """Asks the device whether it works: torch, CuPy and Triton each say in their own way that
-        it doesn't."""
+        """Query the device to learn if it works. torch, CuPy and Triton each have their own
+        errors for that."""
         runtime = self._cupy.cuda.runtime
         try:
             status = runtime.streamQuery(self._probe.ptr)
@@ -126,14 +127,14 @@ class CupyDevice:
 
 
 def _first_line(error: Exception) -> str:
-    """torch adds advice on debugging."""
+    """Return the first line of an error, as torch adds advice on debugging."""
     return next(iter(str(error).splitlines()), repr(error))
 
 
 @dataclass(slots=True, frozen=True)
 class PinnedMemory:
     tensor: torch.Tensor
-    """uint8, on the host, pinned."""
+    """Bytes on the host, uint8, pinned."""
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
@@ -178,7 +179,7 @@ class CupyStream:
             yield
 
     def copy_to_device(self, target: torch.Tensor, source: Any, num_bytes: int) -> None:
-        # By address: torch's copy would note the use of the pinned memory, which is never freed
+        # By address: torch's copy would track the use of the pinned memory, which is never freed
         # while a step has it.
         pointers = target.data_ptr(), source.tensor.data_ptr()
         self._runtime.memcpyAsync(*pointers, num_bytes, TO_DEVICE, self.stream.ptr)
@@ -203,7 +204,7 @@ class CupyStream:
 
 @functools.cache
 def _driver() -> ctypes.CDLL:
-    """The driver's library, which CuPy has loaded by then."""
+    """Load the driver's library, which CuPy has loaded by then."""
     return ctypes.CDLL("libcuda.so.1")
 
 

@@ -1,9 +1,9 @@
 """A decoder's steps on a GPU, as the runner drives them: from packed inputs to tokens.
 
-Padding has a page and a slot of its own behind all others, which no plan names.
+Padding has its own page and slot after all others, which no plan names.
 
-What some rows ask for beyond a draw takes launches and memory of its own, and masks may come late.
-So a graph of decodes with such rows ends with their logits, and the sampling follows it.
+Rows that ask for more than a draw need further launches and memory, and masks may come late. A
+graph of decodes with such rows therefore ends with their logits, and sampling follows it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,19 @@ from aioserve.steps.plan import MAX_SCORED_TOKENS
 __all__ = ["DecoderSteps"]
 
 FORWARD = "forward"
-"""The variant of steps that leave logits, and are sampled by `finish`."""
+"""Variant of steps that leave logits, and are sampled by `finish`."""
 
 
 class DecoderSteps:
     """The `StepModel` of a decoder whose backend is `CudaBackend`.
 
-    `cache` has one page more than plans may name. `num_slots` are those that plans may name;
-    `max_tokens` and `max_sequences` are of a step, where each draft token that is verified is a
-    sequence more, and `max_model_len` is the longest context in tokens. A step samples no more rows
-    than there are slots, or sequences.
+    - `cache`: has one page more than plans may name.
+    - `num_slots`: slots that plans may name.
+    - `max_tokens`, `max_sequences`: limits of a step. Each verified draft token counts as a
+      sequence.
+    - `max_model_len`: longest context in tokens.
+
+    A step samples at most as many rows as there are slots, or sequences.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class DecoderSteps:
         max_sequences: int,
         states: StatePages | None = None,
     ) -> None:
-        """`states`: where steps put what the decoder keeps of their tokens; as many pages as
+        """`states` takes what the decoder keeps of a step's tokens. It has as many pages as
         `cache`."""
         self.decoder = decoder
         self._states = states
@@ -71,17 +74,17 @@ class DecoderSteps:
         largest = ResultShape.largest(max_rows, max_sequences, self.hidden_size)
         self.max_result_bytes: int = largest.num_bytes
         self.variants: Sequence[Hashable] = (sampling.Draws.GREEDY, sampling.Draws.OPEN)
-        """Steps with rows that are filtered, or ask for more than a draw, are rare: their graphs
-        wait until they are needed."""
+        """Variants captured at the start. Rows that are filtered, or ask for more than a draw,
+        are rare: their graphs wait until they are needed."""
         self._logits: Tensor | None = None
-        """float32 `[max_rows, V]`: what `FORWARD` leaves, from the first such step on. Graphs
-        have its address."""
+        """Logits that `FORWARD` leaves, float32 `[max_rows, V]`, from the first such step on.
+        Graphs have its address."""
         max_tokens = max(max_tokens, max_sequences)
         self._layout = InputLayout(
             max_tokens=max_tokens,
             max_sequences=max_sequences,
             max_rows=max_rows,
-            # Of prompts that are scored, and of those whose hidden states are added up.
+            # Tokens of scored prompts, and of prompts whose hidden states are summed.
             max_unsampled=MAX_SCORED_TOKENS + max_tokens,
             max_pages=pages_for(max_model_len, cache.page_size),
             page_size=cache.page_size,
@@ -95,13 +98,13 @@ class DecoderSteps:
         self._last_tokens = decoder.backend.allocate_slots(num_slots + 1)
         caches = (cache,) if host_cache is None else (cache, host_cache)
         self._page_copies = PageCopies(caches)
-        # Graphs keep the addresses of these tables: they may not grow any more.
+        # Graphs keep the addresses of these tables, so the tables must not grow any more.
         decoder.cover(max_model_len)
 
     @property
     def logits_bytes(self) -> int:
-        """Bytes of the logits that graphs leave for what is sampled behind them, which are there
-        from the first such step on."""
+        """Bytes of the logits that graphs leave for sampling after them, allocated by the first
+        such step."""
         return 4 * self._max_rows * self.decoder.config.vocab_size
 
     def pack(self, step: StepArrays, target: HostMemory, padded_to: int | None) -> _PackedStep:
@@ -127,7 +130,7 @@ class DecoderSteps:
         padding, max_context = None, batch.max_context
         if padded_to is not None:
             padding = Padding(padded_to, self._padding_page, self._padding_slot)
-            # Of a graph nothing may depend on the step.
+            # Nothing in a graph may depend on the step.
             max_context = self.max_model_len
         logprobs = None if extras is None else extras.logprobs
         num_scored = 0 if logprobs is None else len(logprobs.target_ids)
@@ -145,7 +148,7 @@ class DecoderSteps:
         self._page_copies.launch(copies.view(num_copies, 5), num_copies)
 
     def enqueue(self, packed: _PackedStep, inputs: Tensor, results: Tensor) -> None:
-        """Compute a packed step on torch's current stream, all but what `finish` does."""
+        """Compute a packed step on torch's current stream, except for what `finish` does."""
         views = self._layout.views(inputs, packed.shape, packed.num_splits)
         fill_pending(views, self._last_tokens)
         try:
@@ -208,9 +211,9 @@ class _PackedStep:
     result_shape: ResultShape
     extras: RowExtras | None
     pooled: tuple[int, ...]
-    """Counts as in `StepArrays`. None of these is padded."""
+    """Counts as in `StepArrays`. Steps that pool are never padded."""
     is_sampled_apart: bool = False
-    """It is sampled by `finish`."""
+    """True if `finish` samples it."""
 
     @property
     def num_bytes(self) -> int:

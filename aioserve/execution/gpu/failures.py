@@ -1,9 +1,9 @@
-"""What can go wrong with a device: for one step, or for good.
+"""Failures of a device: for one step, or for good.
 
-Out of memory is of one step: what allocators keep is given back, the step is enqueued once more
-without a graph, and fails if that doesn't help. An illegal access, a failed kernel, a lost card are
-for good: CUDA gives the same error for every call that follows, until the process ends. So does a
-step that doesn't end, as far as anybody can tell; `Watchdog` looks for that.
+Running out of memory concerns one step. The memory that allocators cache is freed, and the step is
+enqueued once more without a graph. If that doesn't help, the step fails. An illegal access, a
+failed kernel or a lost GPU are for good: CUDA repeats the error for every later call, until the
+process ends. So is a step that hangs, which `Watchdog` detects.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = [
 ]
 
 HUNG_SECONDS = 60.0
-"""How long a step may be the oldest on the device before the device counts as hung."""
+"""Time that a step may be the oldest on the device before the device counts as hung."""
 LAUNCH_SECONDS = 600.0
-"""How long the host may take to launch one: kernels are compiled at their first use."""
+"""Time that the host may take to launch a step. Kernels are compiled at their first use."""
 
 
 class OutOfDeviceMemoryError(AioserveError):
@@ -35,11 +35,11 @@ class OutOfDeviceMemoryError(AioserveError):
 
 
 class DeviceFailedError(RunnerFailedError):
-    """The device computes nothing any more in this process."""
+    """The device can compute nothing any more in this process."""
 
 
 class HungDeviceError(DeviceFailedError):
-    """A step has not ended for so long that nobody waits for it any more."""
+    """A step took so long that the device counts as hung."""
 
 
 class Watched(Protocol):
@@ -47,12 +47,12 @@ class Watched(Protocol):
 
     @property
     def enqueued_seconds(self) -> float | None:
-        """When all its work was enqueued; None before that."""
+        """Time at which all its work was enqueued; None before that."""
         ...
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has done it, or has failed."""
+        """True if the device has finished it, or has failed."""
         ...
 
 
@@ -60,8 +60,8 @@ class Watched(Protocol):
 class Watchdog:
     """Calls `hung(seconds)` on the event loop when the oldest step in flight doesn't end.
 
-    As long as there is a step in flight, one timer is set; when it fires, the oldest mostly is a
-    younger one.
+    One timer is set as long as a step is in flight. Usually another step is the oldest when it
+    fires.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -72,7 +72,7 @@ class Watchdog:
     _timer: asyncio.TimerHandle | None = None
 
     def progress(self) -> None:
-        """Another step is the oldest now, or there is none."""
+        """Note that another step is the oldest now, or that there is none."""
         self._progress_seconds = clock_of(self.loop)()
         if self.oldest() is None:
             self.stop()
@@ -80,7 +80,7 @@ class Watchdog:
             self._set(self.hung_seconds)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -102,6 +102,6 @@ class Watchdog:
         if left > 0:
             self._set(min(left, self.hung_seconds))
         elif step.is_done:
-            self._set(self.hung_seconds)  # it is the loop that was held up
+            self._set(self.hung_seconds)  # the loop itself was held up
         else:
             self.hung(now - since)

@@ -1,12 +1,12 @@
-"""Steps of decodes as graphs: captured once at each of a few sizes, then launched by one call.
+"""Decode steps as graphs: captured once at each of a few sizes, then launched by one call.
 
-A decode of one token per sequence is hundreds of small kernels, which take the host longer to
-launch than the device to run. A graph of them has fixed shapes, so a step is padded to the next
-size there is one of. What padding writes goes to a page and a slot that are never read.
+A decode of one token per sequence is hundreds of small kernels. The host takes longer to launch
+them than the device to run them. A graph has fixed shapes, so a step is padded to the next captured
+size. Padding is written to a page and a slot that are never read.
 
 Graphs are captured largest first, since all take their memory from one pool: smaller ones fit into
-what the largest one left. A size that wasn't captured at the start is when it is first needed: that
-step runs eagerly, which also compiles what isn't compiled, and is captured behind it.
+what the largest left. Other sizes are captured when they are first needed. That step runs eagerly,
+which also compiles kernels, and its graph is captured after it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def max_sequences(config: EngineConfig) -> int:
-    """Sequences of a step, each draft token that it verifies being one more."""
+    """Return the most sequences of a step. Each draft token that it verifies counts as one more."""
     if config.speculation is None:
         return config.max_num_seqs
     most = config.max_num_seqs * (1 + config.speculation.max_tokens)
@@ -43,7 +43,7 @@ def max_sequences(config: EngineConfig) -> int:
 
 
 def default_graph_sizes(max_sequences: int) -> tuple[int, ...]:
-    """Sizes up to `max_sequences`, itself included: a step is padded by few rows.
+    """Return sizes up to `max_sequences`, which is included, so that steps are padded by few rows.
 
     1, 2, 4, then multiples of 8 up to 64, of 16 up to 256, of 64 up to 1,024, of 256 beyond.
     """
@@ -55,14 +55,14 @@ def default_graph_sizes(max_sequences: int) -> tuple[int, ...]:
 
 
 def graph_sizes(config: EngineConfig) -> tuple[int, ...]:
-    """Numbers of sequences at which decodes are captured."""
+    """Return the numbers of sequences at which decodes are captured."""
     if config.graph_sizes is None:
         return default_graph_sizes(max_sequences(config))
     return tuple(config.graph_sizes)
 
 
 def is_decode(step: StepArrays) -> bool:
-    """Whether each sequence has one token, and one row of logits behind it that is sampled."""
+    """True if each sequence has one token, and one sampled row of logits for it."""
     batch = step.batch
     if batch is None:
         return False
@@ -73,7 +73,7 @@ def is_decode(step: StepArrays) -> bool:
 
 
 class GraphKey(NamedTuple):
-    """Which steps are one graph."""
+    """Properties that the steps of one graph share."""
 
     size: int
     """Number of sequences that the steps are padded to."""
@@ -82,35 +82,38 @@ class GraphKey(NamedTuple):
 
 
 class DecodeGraphs:
-    """Which steps run as graphs. For the thread that launches them."""
+    """The graphs of decode steps. For the thread that launches steps."""
 
     def __init__(self, device: Device, sizes: Sequence[int]) -> None:
-        """`sizes`: none of them runs every step eagerly. Raises ValueError for one below 1."""
+        """`sizes` are numbers of sequences. Without any, every step runs eagerly. Raises
+        ValueError for a size below 1."""
         self.sizes: tuple[int, ...] = tuple(sorted(set(sizes)))
         if self.sizes and self.sizes[0] < 1:
             raise ValueError(f"graph sizes must be at least 1, got {self.sizes[0]}")
         self._device = device
         self._graphs: dict[GraphKey, Graph | None] = {}
-        """None: it could not be captured."""
+        """Graphs by key; None if the capture failed."""
 
     def size_for(self, step: StepArrays) -> int | None:
-        """Number of sequences that a step is padded to; None where it runs as it is."""
+        """Return the number of sequences that a step is padded to; None if it runs as it is."""
         size = len(step.samples)
         if not self.sizes or size > self.sizes[-1] or not is_decode(step):
             return None
         return self.sizes[bisect_left(self.sizes, size)]
 
     def get(self, key: GraphKey) -> Graph | None:
-        """The graph of a size and variant, if there is one by now."""
+        """Return the graph of a key, if there is one by now."""
         return self._graphs.get(key)
 
     def is_missing(self, key: GraphKey) -> bool:
-        """Whether its capture hasn't been tried."""
+        """True if its capture hasn't been tried."""
         return key not in self._graphs
 
     def capture(self, key: GraphKey, enqueue: Callable[[], None]) -> None:
-        """Make the graph of what `enqueue` launches, and has launched before. Steps that can't be
-        captured stay eager, and the log says so."""
+        """Make the graph of what `enqueue` launches, and has launched before.
+
+        If the capture fails, these steps stay eager, and the log says so.
+        """
         try:
             self._graphs[key] = self._device.capture(enqueue)
         except Exception as error:

@@ -1,7 +1,7 @@
-"""How many KV pages a GPU has room for: what is left of it behind weights and the largest step.
+"""Measures the memory of a GPU that is left for KV pages beside weights and the largest step.
 
-What a step takes besides KV is found by running the largest one, so that the pool can have the rest
-and nothing that comes later finds no room.
+The memory of steps is found by running the largest one. So the pool can have the rest, and later
+steps always find room.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class MemoryUse(NamedTuple):
 
     total: int
     free: int
-    """What no process has."""
+    """Bytes that no process has."""
     held: int
     """Bytes that tensors of this process take."""
     peak: int
-    """The most that was held since `reset_peak`."""
+    """Most bytes held since `reset_peak`."""
 
 
 class MemoryCounts(Protocol):
-    """Tells how the memory of a device is used. Neither call is for a hot path."""
+    """Reports the use of a device's memory. Neither call is for a hot path."""
 
     def reset_peak(self) -> None: ...
 
@@ -56,7 +56,7 @@ class MemoryCounts(Protocol):
 
 
 class TorchMemory:
-    """A CUDA device's, as torch counts."""
+    """Memory of a CUDA device, as torch counts it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -80,8 +80,10 @@ def measure_step(
     max_tokens: int,
     max_sequences: int,
 ) -> int:
-    """Bytes that the largest step takes beside weights, KV pages and its inputs. Runs it, on a
-    model whose first two pages are free, and so compiles kernels too."""
+    """Measure the bytes that the largest step takes beside weights, KV pages and its inputs.
+
+    Runs the step, on a model whose first two pages are free, and so compiles kernels, too.
+    """
     step = largest_step(
         max_tokens,
         max_sequences,
@@ -106,7 +108,7 @@ def measure_step(
 
 
 def measure(device: Device, memory: MemoryCounts, compute: Callable[[Stream], None]) -> int:
-    """The most bytes that `compute` takes at once, on a stream which is the current one then."""
+    """Measure the most bytes that `compute` takes at once, with a new stream as the current one."""
     with device.within():
         stream = device.new_stream()
         device.synchronize()
@@ -119,7 +121,7 @@ def measure(device: Device, memory: MemoryCounts, compute: Callable[[Stream], No
 
 
 def room_bytes(use: MemoryUse, step_bytes: int, utilization: float) -> int:
-    """What KV pages may take. Raises `ConfigError` where nothing is left.
+    """Return the bytes for KV pages. Raises `ConfigError` if nothing is left.
 
     The share `utilization` of the device is for this process and all others together.
     """
@@ -147,11 +149,11 @@ def largest_step(
     num_groups: int,
     vocab_size: int,
 ) -> StepArrays:
-    """As many tokens as there may be, of as many sequences, each with a row that is drawn: decodes
-    of the longest contexts, and prompts behind them. All of them share one page.
+    """Make the largest step: the most tokens of the most sequences, each with a row that is drawn.
 
-    As many tokens as there may be are scored, every row asks for the most log-probabilities, and
-    the logits that are drawn from are not the model's own. All other tokens are pooled.
+    Decodes of the longest contexts come first, then prompts. All share one page. As many tokens as
+    possible are scored, and all others are pooled. Every row asks for the most log-probabilities,
+    and draws from edited logits.
     """
     counts = largest_counts(max_tokens, max_sequences, max_model_len)
     contexts = np.where(counts == 1, max_model_len, counts)
@@ -164,7 +166,7 @@ def largest_step(
     of_sequences = np.bincount(np.searchsorted(ends, others, side="right"))
     pooled = tuple(of_sequences[of_sequences > 0].tolist())
     batch = HostBatch.laid_out(counts, contexts, table, page_size, logit_rows=logit_rows)
-    slots = np.arange(rows) % num_slots  # a slot has a row for each draft token that is verified
+    slots = np.arange(rows) % num_slots  # a slot has a row for each verified draft token
     keys = np.zeros(rows, np.uint64)
     samples = SampleRows.alike(REHEARSED, slots, seeds=keys, positions=keys)
     logprobs = LogprobRows(

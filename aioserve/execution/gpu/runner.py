@@ -1,15 +1,15 @@
-"""The runner for a GPU: steps are launched by one thread and waited for by another.
+"""Runner for a GPU: one thread launches steps, another waits for them.
 
     loop          read 8 ─┐   commit 6   read 9 ─┐        commit 7
     step thread           └─ pack, enqueue 8     └─ pack, enqueue 9
     device        [      step 7      ][      step 8      ][      step 9   ...
     wait thread                       └ results 7 ─ wake  └ results 8 ─ wake
 
-One thread could not do both: while it waits for step 7, step 8 could not be launched, and the
-device would stand still from the end of the one to the launch of the other.
+One thread could not do both. While it waited for step 7, step 8 could not be launched, and the
+device would idle between the two.
 
-As many steps are on the device, or on their way to it, as its worker takes at once; others wait
-here. Sampled tokens stay on the device, where the next step finds them.
+The worker limits the steps that are on the device or on their way to it; others wait here. Sampled
+tokens stay on the device, where the next step finds them.
 """
 
 from __future__ import annotations
@@ -55,20 +55,21 @@ class _Launched:
     """One step, from its launch until the loop has heard of its end."""
 
     block: StepArrays | GraphKey
-    """The computed block; a key: padding alone, to run what a graph of it will be."""
+    """The block to compute. A key stands for padding alone, which runs what a graph of it will
+    be."""
     future: asyncio.Future[StepOutcome]
     told: Callable[[_Launched, StepOutcome | Exception], None]
     """Called on the loop with the step's result."""
     callbacks: LoopCallbacks
     followed: StepPlan | None = None
-    """Plan of which a follower hears before any of it is enqueued."""
+    """Plan that a follower must hear of before any of the step is enqueued."""
     pending: StepOnDevice | None = None
-    """None: it is on its way to the device."""
+    """The step on the device; None while it is on its way there."""
     enqueued_seconds: float | None = None
 
     @property
     def begun(self) -> StepOnDevice:
-        """Raises `InvariantError` before it is on the device."""
+        """The step on the device. Raises `InvariantError` before it is there."""
         if self.pending is None:
             raise InvariantError(f"{self} is waited for before it is on the device")
         return self.pending
@@ -88,7 +89,7 @@ class _Launched:
         except Exception as error:
             result = error
         self.callbacks.put(functools.partial(self.told, self, result))
-        del result  # an error would hold this frame, which holds it, and the step with them
+        del result  # an error would hold this frame, and with it the error and the step
 
     @property
     def name(self) -> str:
@@ -112,8 +113,8 @@ class _Launched:
 
 @dataclass(slots=True, frozen=True)
 class _Drafting:
-    """A step whose draft tokens are being computed, as the watchdog sees one: like a launch it may
-    compile kernels, so that it has as long."""
+    """A step whose draft tokens are being computed, as the watchdog sees it. It may compile
+    kernels, and so has as long as a launch."""
 
     step: int
     enqueued_seconds: None = None
@@ -126,8 +127,8 @@ class _Drafting:
 class CudaRunner:
     """A `Runner` of a host and its worker. Made on the event loop that will await its steps.
 
-    A step that is the oldest on the device for `hung_seconds` ends the runner: a device that hangs
-    can't be told from one that computes.
+    The runner fails if a step is the oldest on the device for `hung_seconds`. A hung device can't
+    be told from one that computes.
     """
 
     def __init__(
@@ -140,8 +141,8 @@ class CudaRunner:
         hung_seconds: float = HUNG_SECONDS,
         follower: StepFollower | None = None,
     ) -> None:
-        """`follower` hears of every plan on the thread that launches steps, where the drafter that
-        comes later computes with it, on the same stream."""
+        """`follower` hears of every plan on the thread that launches steps. A drafter given
+        later computes with it, on the same stream."""
         loop = asyncio.get_running_loop()
         self._device = worker.device
         self._host = host
@@ -151,7 +152,7 @@ class CudaRunner:
         self._in_flight: deque[_Launched] = deque()
         self._follower = follower
         self._drafting: _Drafting | None = None
-        """The step for which draft tokens are being computed: nothing is in flight then."""
+        """Step whose draft tokens are being computed. Nothing is in flight meanwhile."""
         self._resolving = ResolvingQueue(self._host, self._launch, self._pass_by)
         self._failure: RunnerFailedError | None = None
         self._at_rest = asyncio.Event()
@@ -165,7 +166,7 @@ class CudaRunner:
             raise
 
     def _start(self, host_side: HostSide, name: str) -> None:
-        # In this order: an interpreter that exits ends the thread first that was started last.
+        # In this order: an exiting interpreter ends first the thread that was started last.
         self._waiting = host_side.start_waiting(
             f"{name}-waits", self._worker.main, self._callbacks, self._device.within
         )
@@ -177,17 +178,17 @@ class CudaRunner:
         return self._callbacks.wake_delays_seconds
 
     def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
-        """Its arrays are made here, while the step before is computed."""
+        """Launch a step. Its arrays are made here, while the step before is computed."""
         future: asyncio.Future[StepOutcome] = self._callbacks.loop.create_future()
         if self._failure is not None:
             _fail(future, self._failure)
             return future
-        # One that can't be read fails where its turn comes: what follows the steps hears of it.
+        # A plan that can't be read fails when its turn comes: a follower of the steps hears of it.
         self._resolving.put(plan, self._host.read(plan, masks), future)
         return future
 
     def take_drafter(self, drafter: Drafter) -> None:
-        """Let a drafter make the draft tokens that plans ask for. To be called before the first."""
+        """Let a drafter make the draft tokens that plans ask for. Call it before the first plan."""
         clock, ask = self._callbacks.clock, None
         if self._follower is not None:
             apart = DrafterApart(
@@ -202,10 +203,10 @@ class CudaRunner:
         self._resolving = ResolvingQueue(self._host, self._launch, self._pass_by, ask)
 
     async def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
-        """Capture graphs of every size now, largest first. `progress` is called on the loop with
-        how many are done, and how many there are.
+        """Capture graphs of every size now, largest first.
 
-        Raises what a step of a size raises; one that only can't be captured stays eager.
+        `progress` is called on the loop with graphs done and total graphs. Raises what a step of a
+        size raises. If only the capture fails, that size stays eager.
         """
         keys = self._worker.graph_keys
         for done, key in enumerate(keys):
@@ -217,14 +218,14 @@ class CudaRunner:
         progress(len(keys), len(keys))
 
     def time_steps(self) -> list[StepTime]:
-        """Time steps, by `CudaWorker.time_steps`."""
+        """Time steps by `CudaWorker.time_steps`."""
         return self._worker.time_steps()
 
     async def aclose(self) -> None:
         await self._at_rest.wait()
         self._watchdog.stop()
         if isinstance(self._failure, HungDeviceError):
-            # They may never return from the driver.
+            # The threads may never return from the driver.
             self._launching.end()
             self._waiting.end()
         else:
@@ -309,7 +310,7 @@ class CudaRunner:
         self._note_rest()
 
     def _fail(self, failure: RunnerFailedError) -> None:
-        """No step succeeds from here on."""
+        """Fail all waiting steps, and every later one."""
         if self._failure is None:
             self._failure = failure
             logger.error("%s", failure)
@@ -348,7 +349,7 @@ class CudaRunner:
         self._at_rest.set()
 
     async def _launched_all(self) -> None:
-        """Until the step thread has done all that was put until now."""
+        """Wait until the step thread has made all calls put so far."""
         passed = self._callbacks.loop.create_future()
         callbacks = self._callbacks
 
@@ -389,19 +390,20 @@ def _begin(
 
 
 def _follow(follower: StepFollower, plan: StepPlan) -> None:
-    """Let a follower hear of a step that is enqueued next. Raises what it raises."""
+    """Tell a follower of a step that is enqueued next. Raises what the follower raises."""
     follower.take(plan)
     follower.follow(plan)
 
 
 def _pass_by(follower: StepFollower, plan: StepPlan) -> None:
-    """Let a follower hear of a step that has failed."""
-    with contextlib.suppress(Exception):  # it has failed for another reason
+    """Tell a follower of a step that has failed."""
+    with contextlib.suppress(Exception):  # the step has failed for another reason
         _follow(follower, plan)
 
 
 def _fail(future: asyncio.Future[StepOutcome], failure: RunnerFailedError) -> None:
-    """Fail a future that may not be awaited, as the failure of a step before it is told already."""
+    """Fail a future that may never be awaited, as an earlier step has already reported the
+    failure."""
     settle(future, failure)
     if not future.cancelled():
         future.exception()

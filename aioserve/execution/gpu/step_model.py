@@ -1,4 +1,5 @@
-"""What computes steps on a device, as the runner drives it: pack on the host, enqueue on a stream.
+"""The contract of models on a device, as the runner drives them: pack on the host, enqueue on a
+stream.
 
     pinned block        pack(step)            the host writes, while the device may run other steps
         │ copy_to_device
@@ -8,7 +9,7 @@
         │ copy_to_host
     pinned block        outcome(...)
 
-Nothing is read back in between: whatever decides a launch's shape is known to the host.
+Nothing is read back in between: the host knows everything that decides the shape of a launch.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["PackedStep", "ResultShape", "StepModel", "outcome_of"]
 
 @dataclass(slots=True, frozen=True)
 class ResultShape:
-    """What lies where in a step's results, from their first byte on, without gaps:
+    """Layout of a step's results, from their first byte on, without gaps:
 
     token_ids  int64 [S]          sampled
     statuses   int32 [S]          indices of `aioserve.ops.batch.STATUS_ERRORS`
@@ -43,7 +44,7 @@ class ResultShape:
     """
 
     num_rows: int
-    """S: padding included, whose rows come last."""
+    """S, including padding, whose rows come last."""
     num_logprobs: int = 0
     """R"""
     num_most_likely: int = 0
@@ -55,7 +56,8 @@ class ResultShape:
 
     @classmethod
     def largest(cls, max_rows: int, max_pooled: int, hidden_size: int) -> ResultShape:
-        """Shape of steps that sample up to `max_rows` rows and pool `max_pooled` items."""
+        """Return the shape of steps that sample up to `max_rows` rows and pool `max_pooled`
+        items."""
         scored = max_rows + MAX_SCORED_TOKENS
         return cls(max_rows, scored, MAX_LOGPROBS, max_pooled, hidden_size)
 
@@ -88,36 +90,40 @@ class ResultShape:
 
 
 class PackedStep(Protocol):
-    """One step's inputs in a pinned block, and how to compute it once they are on the device."""
+    """One step's inputs in a pinned block, with the calls that compute it once they are on the
+    device."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the block, from its start on, that the device needs."""
+        """Bytes at the start of the block that the device needs."""
         ...
 
     @property
     def result_shape(self) -> ResultShape:
-        """Shape of what `enqueue` leaves."""
+        """Shape of the results that `enqueue` leaves."""
         ...
 
     @property
     def variant(self) -> Hashable:
-        """Which kernels it launches, where that depends on more than its size."""
+        """Key of the kernels that it launches, as far as these depend on more than its size."""
         ...
 
     def enqueue(self, inputs: DeviceMemory, results: DeviceMemory) -> None:
         """Compute the step on the current stream, from `inputs` and the model's own memory.
 
-        `results` then begins with what `result_shape` says. Nothing is allocated behind the launch
-        that writes the slots' tokens, so that a step for which memory was missing may be enqueued
-        again. Where it is captured, a replay computes what `inputs` hold by then, if that was
-        padded to the same size and is of the same variant.
+        It leaves results as `result_shape` says. The launch that writes the slots' tokens is
+        followed by no allocation, so that a step that ran out of memory may be enqueued again. A
+        replay of its capture computes the `inputs` of that time, if these have the same padded size
+        and variant.
         """
         ...
 
     def finish(self, inputs: DeviceMemory, results: DeviceMemory) -> None:
-        """Enqueue what no graph can have, behind `enqueue` or a replay: sampling by what rows of a
-        padded step ask for beyond a draw. Does nothing for other steps."""
+        """Enqueue what no graph can contain, after `enqueue` or a replay.
+
+        That is the sampling of a padded step whose rows ask for more than a draw. Does nothing for
+        other steps.
+        """
         ...
 
 
@@ -131,7 +137,7 @@ class StepModel(Protocol):
 
     @property
     def num_groups(self) -> int:
-        """Groups of layers, each with page tables of its own."""
+        """Groups of layers, each with its own page tables."""
         ...
 
     @property
@@ -145,33 +151,35 @@ class StepModel(Protocol):
         ...
 
     def pack(self, step: StepArrays, target: HostMemory, padded_to: int | None) -> PackedStep:
-        """Write the inputs of a step with a batch. With `padded_to` it is one of decodes, with a
-        row each: it is made one of so many sequences, whose keys, values and tokens go to a page
-        and a slot that are never read."""
+        """Write the inputs of a step with a batch.
+
+        With `padded_to`, it must be a step of decodes with a row each, and is padded to that number
+        of sequences. Keys, values and tokens of padding go to a page and a slot that are never
+        read.
+        """
         ...
 
     @property
     def variants(self) -> Sequence[Hashable]:
-        """Variants of padded steps whose graphs are captured beforehand. Graphs of one size and
-        different variants are different."""
+        """Variants of padded steps that are captured beforehand. Each size and variant has its
+        own graph."""
         ...
 
     def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> PackedStep:
-        """Write the inputs of so many sequences, all of them padding, as for a step of a
-        variant."""
+        """Write the inputs of `padded_to` sequences of padding, as for a step of a variant."""
         ...
 
     def copy_pages(self, table: HostMemory, num_copies: int) -> None:
         """Copy pages on the current stream, one copy after the other.
 
-        `table` begins with int32 `[num_copies, 5]`, as `Backend.copy_pages` takes them, and stays
-        as it is until they are done. Cache 0 is the device's, 1 the host's.
+        `table` begins with int32 `[num_copies, 5]`, as in `Backend.copy_pages`. It must not change
+        until they are done. Cache 0 is the device's, 1 the host's.
         """
         ...
 
 
 def outcome_of(step: StepArrays, results: npt.NDArray[np.uint8], shape: ResultShape) -> StepOutcome:
-    """What a step's results say. Raises `InvariantError` for a status that there isn't."""
+    """Read the outcome from a step's results. Raises `InvariantError` for an unknown status."""
     rows = len(step.samples)
     statuses = results[shape.statuses].view(np.int32)[:rows]
     row_errors: dict[int, str] = {}
@@ -186,5 +194,5 @@ def outcome_of(step: StepArrays, results: npt.NDArray[np.uint8], shape: ResultSh
     values = results[shape.logprobs].view(np.float32).reshape(count, 1 + width)
     top_ids = results[shape.top_ids].view(np.int32).reshape(count, width)
     sums = results[shape.pooled].view(np.float32).reshape(shape.num_pooled, shape.hidden_size)
-    # A copy: they are read when the results may be those of another step.
+    # Copied, because the results may be overwritten by another step before they are read.
     return step.outcome(token_ids.tolist(), row_errors, (values, top_ids), sums.copy())

@@ -1,11 +1,11 @@
-"""What steps take on the device, by the device's own clock.
+"""Durations of steps on the device, by the device's own clock.
 
     main    ...done 7]•  nothing  •[copy in][ step 8 ][copy out]•[copy in][ step 9 ...
                       └─ idle ────┘└──── seconds ──────────────┘
 
-Two events that note the time go around each step. The device is idle where it has ended all that it
-was given before it is given the next step. What passes between the kernels of one step, which a
-graph makes less of, is part of the step.
+Two timed events go around each step. The device is idle between the end of all its work and the
+start of the next step. Pauses between the kernels of one step, which a graph shortens, are part of
+the step.
 """
 
 from __future__ import annotations
@@ -23,40 +23,45 @@ class StepTime(NamedTuple):
 
     step: int
     seconds: float
-    """From its first piece of work on the main stream to its last, of which waiting for page copies
-    is one."""
+    """Seconds from its first work on the main stream to its last, which includes waiting for
+    page copies."""
     idle_seconds: float | None
-    """From the end of the step before to that. None: no step before it was timed."""
+    """Seconds from the end of the step before to the start of this one. None if no step before
+    was timed."""
     graph_size: int | None
-    """Number of sequences that the step was padded to, to run as a graph; None: it ran eagerly."""
+    """Number of sequences that the step was padded to, to run as a graph; None if it ran
+    eagerly."""
 
 
 class StepEvents:
-    """One step's two events, which a later step uses again."""
+    """Two events of one step, which a later step reuses."""
 
     def __init__(self, device: Device) -> None:
         self.began: Event = device.new_event(timed=True)
         self.ended: Event = device.new_event(timed=True)
         self.before: StepEvents | None = None
-        """Times of the step before."""
+        """Events of the step before."""
 
 
 class StepTimer:
-    """Times the steps of one runner. `begin` and `end` are called by the thread that launches,
-    `note` by whoever hears of a step's end, before its successor but one is launched."""
+    """Times the steps of one runner.
+
+    The thread that launches calls `begin` and `end`. After the end of each step, `note` must be
+    called before its successor but one is launched.
+    """
 
     def __init__(self, device: Device, num_in_flight: int) -> None:
-        """`num_in_flight`: so many steps are launched and not yet noted, at most."""
+        """`num_in_flight` is the most steps that are launched and not yet noted."""
         self.times: list[StepTime] = []
-        """Times of the steps that were noted, in their order."""
+        """Times of the noted steps, in their order."""
         self._device = device
-        # One more than are in flight: the last one that was noted says when the next one could
-        # have begun.
+        # One more than in flight: the end of the step noted last tells when the next one could have
+        # begun.
         self._steps = cycle([StepEvents(device) for _ in range(num_in_flight + 1)])
         self._last: StepEvents | None = None
 
     def begin(self, main: Stream) -> StepEvents:
-        """Before anything of a step is enqueued."""
+        """Record the start of a step, before anything of it is enqueued."""
         timed = next(self._steps)
         main.record(timed.began)
         timed.before = self._last
@@ -68,7 +73,7 @@ class StepTimer:
         self._last = timed
 
     def note(self, timed: StepEvents, step: int, graph_size: int | None) -> None:
-        """What a step took that is done."""
+        """Store the times of a step that is done."""
         between, before = self._device.seconds_between, timed.before
         idle = None if before is None else max(0.0, between(before.ended, timed.began))
         seconds = between(timed.began, timed.ended)

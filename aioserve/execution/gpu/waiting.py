@@ -1,13 +1,13 @@
-"""Ways to wait for the end of a step, and who does the host's part of one.
+"""Ways to wait for the end of a step, and the threads for the host's part of steps.
 
     block      a thread sleeps in the event; the driver wakes it by an interrupt
     spin       a thread asks for a while without pause, and then sleeps
     callback   no thread: the driver calls a C function behind the step, which writes to a file that
                the event loop watches
 
-All are behind `Handler`, and all wait for steps in the order in which they were launched. Python in
-a callback of the driver would deadlock: it waits for the interpreter's lock with a lock of the
-driver held, which whoever has the interpreter's waits for.
+All are behind `Handler`, and all wait for steps in the order of their launch. Python in a callback
+of the driver would deadlock. It would wait for the interpreter's lock while holding a lock of the
+driver. The thread with the interpreter's lock may be waiting for that one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Item = TypeVar("Item", contravariant=True)
 Within = Callable[[], AbstractContextManager[object]]
 
 SPIN_SECONDS = 0.0005
-"""How long `spin` asks before it sleeps: a decode of a small model takes about that."""
+"""Time that `spin` polls before it sleeps. A decode of a small model takes about as long."""
 POLL_SECONDS = 0.25
-"""How often `callback` asks by itself: a device that has failed calls nothing."""
+"""Time between polls of `callback`, since a device that has failed calls nothing."""
 
 
 class Expected(Protocol):
@@ -44,20 +44,21 @@ class Expected(Protocol):
     def event(self) -> Event: ...
 
     def end(self) -> None:
-        """Called once. Waits for the event, takes the results, and has something for the loop."""
+        """Wait for the event, take the results, and queue a call for the loop. Called once."""
         ...
 
 
 class Handler(Protocol[Item]):
-    """Takes items in the order in which they were put: makes calls, or ends steps when their events
+    """Takes items in the order in which they were put: makes calls, or ends steps whose events
     are done."""
 
     def put(self, item: Item, /) -> None:
-        """From any thread. Calls raise nothing; a step is put behind the recording of its event."""
+        """Put an item, from any thread. A call must raise nothing; the event of a step must be
+        recorded."""
         ...
 
     def end(self) -> None:
-        """End behind the last item, without waiting for that."""
+        """End after the last item, without waiting for that."""
         ...
 
     async def aclose(self) -> None:
@@ -66,22 +67,24 @@ class Handler(Protocol[Item]):
 
 
 class HostSide(Protocol):
-    """What does the host's part of steps."""
+    """Starts the handlers for the host's part of steps."""
 
     def start_launching(self, name: str, within: Within) -> Handler[Callable[[], None]]:
-        """One that makes its calls inside `within()`."""
+        """Start a handler that makes its calls inside `within()`."""
         ...
 
     def start_waiting(
         self, name: str, stream: Stream, callbacks: LoopCallbacks, within: Within
     ) -> Handler[Expected]:
-        """For steps that end on `stream`. Called on the event loop of `callbacks`, which hears of
-        each end."""
+        """Start a handler for steps that end on `stream`.
+
+        Called on the event loop of `callbacks`, which hears of each end.
+        """
         ...
 
 
 class Threads:
-    """One thread that launches; one that waits, where the way needs one."""
+    """One thread that launches, and one that waits, if the way needs one."""
 
     def __init__(self, way: Way = "block") -> None:
         self._way: Way = way
@@ -105,7 +108,7 @@ def _call(call: Callable[[], None]) -> None:
 
 def _wait(callbacks: LoopCallbacks, spin_seconds: float, step: Expected) -> None:
     if spin_seconds:
-        with contextlib.suppress(Exception):  # `end` hears of it
+        with contextlib.suppress(Exception):  # `end` raises it
             step.event.spin(spin_seconds)
     step.end()
     callbacks.wake()
@@ -115,15 +118,15 @@ def _is_over(event: Event) -> bool:
     """True if an event is done, or never will be."""
     try:
         return event.is_done
-    except Exception:  # `end` hears of it
+    except Exception:  # `end` raises it
         return True
 
 
 class HostCallback:
-    """The driver wakes the event loop itself, by a C function that writes to an eventfd.
+    """Lets the driver wake the event loop, by a C function that writes to an eventfd.
 
-    That is a wake-up and no more: which steps are done, the events say. Must be made and closed on
-    the loop, which has to watch files.
+    It only wakes the loop; the events tell which steps are done. Must be made and closed on the
+    loop, which has to watch files.
     """
 
     def __init__(self, stream: Stream, callbacks: LoopCallbacks) -> None:
@@ -149,7 +152,7 @@ class HostCallback:
             self._open = False
             self._timer.cancel()
             self._loop.remove_reader(self._file)
-            if not self._steps:  # else the driver may write to it yet, whatever its number is then
+            if not self._steps:  # otherwise the driver may still write to that file number
                 os.close(self._file)
 
     async def aclose(self) -> None:

@@ -3,13 +3,13 @@
     main     [copy in]..........wait copied [ compute ][copy out] done
     copies   wait before? [ page copies ] copied
 
-Page copies run on a stream of their own, beside the steps before, and this step's computation
-begins after them. The pages that copies write are free to be written: the scheduler gives no page
-away while a step in flight may touch it. A step in flight may write pages that the copies read,
-and only then they wait for `before`, which is what was enqueued on the main stream until now.
+Page copies run on their own stream, beside earlier steps, and this step's computation begins after
+them. It is always safe to write their target pages: the scheduler gives no page away while a step
+in flight may touch it. But a step in flight may write pages that the copies read. Then they wait
+for `before`, which is recorded after all work on the main stream so far.
 
-Whatever goes wrong, the step's `done` is recorded: what was enqueued of it still runs, and until
-that has ended, its pages and its pinned memory stay its own.
+Even after an error, the step's `done` is recorded. Its enqueued parts still run, and until they
+have ended, its pages and its pinned memory stay its own.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = ["MAX_IN_FLIGHT", "CudaWorker", "StepOnDevice"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 2
-"""One step that runs, and one behind it."""
+"""One step that runs, and one after it."""
 COPIES_AT_FIRST = 256
-"""Page copies for which a step has pinned memory; it gets more with the first that needs more."""
+"""Page copies that a step has pinned memory for at first; it grows when more are needed."""
 PADDING_STEP = -1
-"""The number of a step that is nothing but padding, in the log."""
+"""Number of a step of nothing but padding, in the log."""
 COPIES_STEP = -3
-"""The number of a step that is nothing but copies, in the log."""
+"""Number of a step of nothing but copies, in the log."""
 
 Locations = npt.NDArray[np.int64]
 
@@ -73,14 +73,14 @@ class StepOnDevice:
     ended: Callable[[StepOnDevice], None]
     """Called when its outcome is read."""
     padding: GraphKey | None = None
-    """The step is nothing but padding, to run what a graph of it will be."""
+    """Key for a step of padding alone, which runs what a graph of it will be."""
     graph_key: GraphKey | None = None
-    """Key of the graph of a step that is padded."""
+    """Key of the graph of a padded step."""
     packed: PackedStep | None = None
     error: Exception | None = None
-    """Why not all of it was enqueued."""
+    """Error that kept part of it from being enqueued."""
     timed: tuple[StepTimer, StepEvents] | None = None
-    """Timer and times of a step that is timed."""
+    """Timer and events of a timed step."""
 
     @property
     def event(self) -> Event:
@@ -122,7 +122,7 @@ class StepOnDevice:
 
 
 class CudaWorker:
-    """A `Worker` on one device. Made on any thread, used on that of the steps, inside `within`."""
+    """A `Worker` on one device. Made on any thread; used on the step thread, inside `within`."""
 
     max_in_flight: int = MAX_IN_FLIGHT
 
@@ -132,47 +132,50 @@ class CudaWorker:
         model: StepModel,
         graph_sizes: Sequence[int] = (),
     ) -> None:
-        """Decodes run as graphs of `graph_sizes`, captured by `pad` or when they are first needed;
-        with none every step runs eagerly."""
+        """Decodes run as graphs of `graph_sizes`, captured by `pad` or when they are first
+        needed. Without sizes, every step runs eagerly."""
         self.device: Device = device
         self._graphs = DecodeGraphs(device, graph_sizes)
         self._model = model
         self._timer: StepTimer | None = None
         self._before: Event | None = None
-        """Done when the step that was begun last is."""
+        """Done when the step that was begun last is done."""
         self._running: deque[StepOnDevice] = deque()
-        """Steps whose outcome isn't read."""
+        """Steps whose outcome hasn't been read."""
         with device.within():
             self.main: Stream = device.new_stream()
             self._copies = device.new_stream()
-            # One of each is enough: on the device, the next step's come after this one's.
+            # One of each is enough: on the device, steps use them one after the other.
             self._inputs = device.memory(model.max_input_bytes)
             self._results = device.memory(model.max_result_bytes)
             self._free_buffers = deque(Buffers(device, model) for _ in range(MAX_IN_FLIGHT))
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Entered by the thread of the steps."""
+        """Make a context for the step thread."""
         with self.device.within(), self.main.current():
             yield
 
     @property
     def graph_keys(self) -> Sequence[GraphKey]:
-        """Graphs that steps of decodes may be, largest first."""
+        """Graphs that decode steps may use, largest first."""
         sizes, variants = self._graphs.sizes[::-1], self._model.variants
         return [GraphKey(size, variant) for size in sizes for variant in variants]
 
     def begin(self) -> None:
-        """Wait, before the first step, for all that made the model. Its streams have no order with
-        these: weights may still be on their way, and slots not zero yet."""
+        """Wait for all work that made the model, before the first step.
+
+        The worker's streams have no order relative to that work: weights may still be on their way,
+        and slots not yet zero.
+        """
         with contextlib.suppress(Exception):  # the first step will fail with it
             self.device.synchronize()
 
     def time_steps(self) -> list[StepTime]:
-        """Have the device time each step that is begun from now on. The returned list grows by one
-        with each that ends well, when its outcome is read; another call begins anew.
+        """Let the device time each step that begins from now on.
 
-        A step is enqueued as before, with two events; nothing waits for them.
+        The returned list grows with each step that ends well, when its outcome is read. Another
+        call begins a new list. Timing adds two events to a step, and nothing waits for them.
         """
         with self.device.within():
             timer = StepTimer(self.device, MAX_IN_FLIGHT)
@@ -187,15 +190,14 @@ class CudaWorker:
         return self._begun(self._new(_nothing(PADDING_STEP), padding=key))
 
     def fail(self, step: int, error: Exception) -> StepOnDevice:
-        """A step of which nothing is enqueued, as something failed before it. It ends in its
-        turn."""
+        """Begin a step that enqueues nothing, because of an earlier error. It ends in its turn."""
         return self._begun(self._new(_nothing(step), error=self.device.meaning_of(error)))
 
     def copy(self, copies: npt.NDArray[np.int32]) -> None:
         self.step(_nothing(COPIES_STEP, copies)).outcome()
 
     def capture(self, pending: StepOnDevice) -> None:
-        """Make the graph of a step that should have one, behind it, where there is none."""
+        """Capture the graph of a step that should have one, after the step, unless it exists."""
         packed, key = pending.packed, pending.graph_key
         if pending.error is None and packed is not None and key is not None:
             inputs, results = self._inputs, self._results
@@ -203,7 +205,7 @@ class CudaWorker:
                 self._graphs.capture(key, lambda: packed.enqueue(inputs, results))
 
     def close(self) -> None:
-        """Nothing is left to give back: memory goes with the worker."""
+        """Do nothing: the memory is freed with the worker."""
 
     def _new(
         self, block: StepArrays, padding: GraphKey | None = None, error: Exception | None = None
@@ -267,7 +269,7 @@ class CudaWorker:
                 self.main.copy_to_host(buffers.results, self._results, num_bytes)
 
     def _pack(self, pending: StepOnDevice) -> PackedStep | None:
-        """None for a step that computes nothing."""
+        """Pack a step's inputs; None if it computes nothing."""
         step, inputs = pending.step, pending.buffers.inputs
         if pending.padding is not None:
             size, variant = pending.padding
@@ -329,7 +331,9 @@ def _nothing(step: int, copies: npt.NDArray[np.int32] = NO_COPIES) -> StepArrays
 def reads_any_of(
     copies: npt.NDArray[np.int32], locations: Sequence[Locations], page_size: int
 ) -> bool:
-    """True if a page of the device that is copied from holds any of the locations, which count in
-    tokens from the start of the cache."""
+    """True if a device page that is copied from holds any of the locations.
+
+    Locations count tokens from the start of the cache.
+    """
     sources = copies[copies[:, 0] == 0, 1]
     return any(np.isin(sources, full_pages(written, page_size)).any() for written in locations)

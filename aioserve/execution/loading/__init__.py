@@ -1,4 +1,4 @@
-"""A model's name and options become a model that is ready to serve.
+"""Makes a model that is ready to serve, from its name and options.
 
 target    the device, before anything is imported for it
 read      files -> weights, draft, tokenizer: without torch

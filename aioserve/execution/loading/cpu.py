@@ -1,6 +1,6 @@
-"""Models on the CPU: memory of the host, and one thread for steps.
+"""Places models on the CPU: memory of the host, and one thread for steps.
 
-Imports torch: `imports` does that off the event loop.
+Imports torch; `imports` makes that happen off the event loop.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from aioserve.paging.pages import pages_for
 __all__ = ["CpuPlacement"]
 
 PREFAULT_STEPS = 4
-"""Steps of the most tokens whose KV memory is there before they come, ..."""
+"""Largest steps whose KV memory is provided before they come, ..."""
 PREFAULT_BYTES = 2**30
-"""... as far as it takes no more than this; the last piece is a whole one."""
+"""... within this limit. The last piece may exceed it."""
 
 
 class CpuPlacement(Placement[CpuWorker, StepThreadRunner]):
-    """On the backend that options name."""
+    """Placement on the backend that options name."""
 
     def load(
         self, weights: ReadWeights, config: EngineConfig, kept_layers: Sequence[int] = ()
@@ -47,7 +47,7 @@ class CpuPlacement(Placement[CpuWorker, StepThreadRunner]):
         return draft_of(read, target, config)
 
     def spare_pages(self, decoder: Decoder, config: EngineConfig) -> SparePages:
-        """Pages that branches are computed in."""
+        """Count the pages that branches are computed in."""
         if (speculation := config.speculation) is None:
             return SparePages(0)
         max_branches = speculation.max_branches
@@ -63,7 +63,7 @@ class CpuPlacement(Placement[CpuWorker, StepThreadRunner]):
     def measure(
         self, decoder: Decoder, config: EngineConfig, draft: Draft | None, num_slots: int
     ) -> int:
-        """Host pages are memory of this machine as well."""
+        """Return the bytes for KV pages. Host pages take memory of this machine, too."""
         budget = int(available_memory_bytes() * config.memory_utilization)
         one = decoder.kv_shape(1, config.page_size).bytes_per_page
         budget -= self.spare_pages(decoder, config).count * one

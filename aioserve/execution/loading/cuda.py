@@ -1,6 +1,6 @@
-"""Models on a CUDA device: its memory is measured by the largest step, and kept for steps then.
+"""Places models on a CUDA device. The largest step shows how much memory steps need.
 
-Imports torch, CuPy and Triton: `aioserve.execution.imports` does that off the event loop.
+Imports torch, CuPy and Triton; `aioserve.execution.imports` makes that happen off the event loop.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = ["CudaPlacement"]
 
 @dataclass(frozen=True)
 class CudaPlacement(Placement[CudaWorker, CudaRunner]):
-    """On one device. `open` is the real one."""
+    """Placement on one device. `open` opens a real one."""
 
     device: Device
     backend: CudaBackend
@@ -64,7 +64,7 @@ class CudaPlacement(Placement[CudaWorker, CudaRunner]):
 
     @classmethod
     def open(cls, device_name: str) -> CudaPlacement:
-        """`device_name`: "cuda:N". Raises `ConfigError`."""
+        """Open the device "cuda:N". Raises `ConfigError`."""
         device = CupyDevice(torch.device(device_name).index)
         backend = CudaBackend(device.torch_device)
         return cls(device, backend, TorchMemory(device.torch_device))
@@ -81,14 +81,15 @@ class CudaPlacement(Placement[CudaWorker, CudaRunner]):
             )
 
     def load_draft(self, read: AnyReadDraft, target: Decoder, config: EngineConfig) -> Draft:
-        # Attention that was chosen for the target's heads may not take those of another model.
+        # Attention that was chosen for the target's heads may not fit those of another model.
         backend = CudaBackend(self.backend.device)
         with self.device.within(), self._blaming("the weights of the draft don't fit the device"):
             return draft_of(read, target, config, backend)
 
     @contextmanager
     def _blaming(self, what: str) -> Iterator[None]:
-        """Raise `ConfigError`, which says what, where the device's memory isn't enough inside."""
+        """Raise `ConfigError` with `what` as its message if the device runs out of memory
+        inside."""
         try:
             yield
         except Exception as error:
@@ -100,7 +101,7 @@ class CudaPlacement(Placement[CudaWorker, CudaRunner]):
     def choose_kernels(
         self, decoder: Decoder, config: EngineConfig, seconds: dict[str, float]
     ) -> Mapping[str, Any]:
-        """Attention: what it needs of the device is taken before pages are counted."""
+        """Choose the attention, before pages are counted: it takes memory of the device."""
         began = time.perf_counter()
         length = wanted_model_len(decoder, config)
         choice = choose_attention(decoder, config, self.backend, self.device, max_model_len=length)
@@ -110,13 +111,13 @@ class CudaPlacement(Placement[CudaWorker, CudaRunner]):
         return {"attention": {"prompts": choice.used, "decodes": "triton", "why": choice.why}}
 
     def spare_pages(self, decoder: Decoder, config: EngineConfig) -> SparePages:
-        """The page for padding."""
+        """Return the page for padding."""
         return SparePages(1)
 
     def measure(
         self, decoder: Decoder, config: EngineConfig, draft: Draft | None, num_slots: int
     ) -> int:
-        """Bytes of the pool, without the page for padding."""
+        """Return the bytes for KV pages of requests, without the page for padding."""
         max_tokens, most_sequences = config.max_num_batched_tokens, max_sequences(config)
         trial = DecoderSteps(
             decoder,
@@ -140,7 +141,7 @@ class CudaPlacement(Placement[CudaWorker, CudaRunner]):
         return left - decoder.kv_shape(1, config.page_size).bytes_per_page - beside_bytes
 
     def _measure_draft(self, draft: Draft, num_slots: int) -> int:
-        """Bytes that the most draft tokens of a step take beside weights and pages."""
+        """Measure the bytes that the most draft tokens of a step take beside weights and pages."""
         trial = draft.on_trial(1, num_slots=num_slots)
         return measure(self.device, self.memory, lambda stream: trial.rehearse())
 
@@ -149,7 +150,7 @@ class CudaPlacement(Placement[CudaWorker, CudaRunner]):
             return decoder.new_cache(num_pages + 1, config.page_size)
 
     def place_draft(self, draft: Draft, num_pages: int, num_slots: int) -> ComputedDrafter:
-        """Compiles its kernels as well."""
+        """Place the draft, and compile its kernels."""
         drafter = draft.placed(num_pages + 1, num_slots=num_slots)
         with self._blaming("draft tokens don't fit the device beside the KV cache"):
             drafter.rehearse()
@@ -192,7 +193,7 @@ class CudaPlacement(Placement[CudaWorker, CudaRunner]):
         seconds: dict[str, float],
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        """Capture its graphs, if that is wanted."""
+        """Capture graphs, if options ask for them."""
         if graph_sizes(config) and config.capture_graphs:
             began = time.perf_counter()
             await runner.capture_graphs(progress or (lambda done, total: None))

@@ -1,6 +1,6 @@
-"""Loading off the event loop: files are read, and weights packed, while torch is imported.
+"""Loads models off the event loop: files are read, and weights packed, while torch is imported.
 
-Imports no torch: `Target.placement` does that in a thread.
+Imports no torch itself; `Target.placement` does that in a thread.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ async def load(
     capture_progress: ReportGraphs | None = None,
     drafter: LoadedDrafter | None = None,
 ) -> LoadedModel:
-    """Load off the event loop. `progress` is called in a loading thread with bytes done and bytes
-    in all; `capture_progress` on the loop with CUDA graphs captured and graphs in all, from 0 on.
-    What they raise ends the loading. `drafter`: its model is loaded beside the other.
+    """Load a model off the event loop.
 
-    Raises `ModelError` for a model that can't be loaded and `ConfigError` for options that it, or
-    this machine, can't meet.
+    - `progress`: called in a loading thread with bytes done and total bytes.
+    - `capture_progress`: called on the loop with CUDA graphs done, from 0 on, and total graphs.
+    - `drafter`: has a model of its own, loaded beside the other.
+
+    Exceptions of the callbacks end the loading. Raises `ModelError` for a model that can't be
+    loaded, and `ConfigError` for options that it, or this machine, can't meet.
     """
     return await _Loading(model, config, progress, capture_progress, drafter).load(num_slots)
 
@@ -62,7 +64,7 @@ class _Loading:
             if self.config.speculation is not None:
                 target.check(self.config.speculation)
             await asyncio.to_thread(reader.drafts.check_path, drafter)
-        await self._begin("imports", map_torch)  # alone: whatever starts threads waits for it
+        await self._begin("imports", map_torch)  # alone: it blocks what starts threads
         weights = self._begin("weights", lambda: reader.read_weights(self.progress))
         draft: asyncio.Future[AnyReadDraft] | None = None
         if drafter is not None:
@@ -83,7 +85,7 @@ class _Loading:
     ) -> LoadedModel:
         reading = self._begin("tokenizer", reader.read_text)
         importing = self._begin("imports", target.placement)
-        # All end before an error is raised: nothing of a loading that failed runs on.
+        # All of them end before an error is raised: nothing goes on after a failed load.
         parts: list[asyncio.Future[Any]] = [reading, asyncio.shield(weights), importing]
         if draft is not None:
             parts.append(asyncio.shield(draft))
@@ -121,7 +123,7 @@ class _Loading:
         return target, ModelReader(self.model, self.config, target.formats)
 
     def _begin(self, part: str, work: Callable[[], T]) -> asyncio.Future[T]:
-        """`work` in a thread, timed."""
+        """Run `work` in a thread, timed."""
 
         def timed() -> T:
             began = time.perf_counter()
@@ -133,8 +135,8 @@ class _Loading:
 
 
 async def _ended(futures: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait for the end of what is no longer waited for."""
+    """Wait for abandoned futures to end."""
     await asyncio.wait(futures)
     for future in futures:
         if not future.cancelled():
-            future.exception()  # is told to whoever awaited it, or to nobody
+            future.exception()  # mark as retrieved

@@ -1,6 +1,7 @@
-"""What was read becomes a `LoadedModel`: decoder, KV pages, drafter and runner, on any device.
+"""Makes a `LoadedModel` of what was read: decoder, KV pages, drafter and runner, on any device.
 
-Imports torch: `imports` does that off the event loop. Knows no device: a `Placement` does.
+Imports torch; `imports` makes that happen off the event loop. It knows no device itself; a
+`Placement` does.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ __all__ = [
 
 
 class PlacedRunner(Runner, Protocol):
-    """A runner that a drafter can be given to."""
+    """A runner that accepts a drafter."""
 
     def take_drafter(self, drafter: Drafter) -> None:
-        """Let a drafter make the draft tokens that plans ask for. To be called before the first."""
+        """Let a drafter make the draft tokens that plans ask for. Call it before the first plan."""
         ...
 
 
@@ -55,19 +56,20 @@ AnyWorker = TypeVar("AnyWorker", bound=Worker)
 
 
 class SparePages(NamedTuple):
-    """KV pages that no request has."""
+    """KV pages that belong to no request."""
 
     count: int
     max_branches: int = 0
-    """Most paths of draft tokens beside the first one of a sequence, which are computed in them."""
+    """Most paths of draft tokens beside the first one of a sequence. They are computed in these
+    pages."""
 
     @property
     def scratch(self) -> int:
-        """Pages of branches."""
+        """Pages for branches."""
         return self.count if self.max_branches else 0
 
     def __str__(self) -> str:
-        """What options ask for them, as messages have it; "" where none does."""
+        """Name the option that asks for them, as part of a message; "" if none does."""
         if not self.scratch:
             return ""
         return f"and {counted(self.scratch, 'page')} for max_branches={self.max_branches}"
@@ -81,13 +83,13 @@ class Allocated:
     max_model_len: int
     """Longest context that fits, in tokens."""
     num_pages: int
-    """KV pages that requests may have."""
+    """KV pages for requests."""
     spare: SparePages
-    """Pages of `cache` behind those."""
+    """Further pages of `cache`, after those."""
     cache: KVCache
     host_cache: KVCache | None
     drafter: ComputedDrafter | None
-    """Model or head that drafts for it, with its pages."""
+    """Drafter with the draft model or head and its pages."""
 
 
 class RunnerOptions(NamedTuple):
@@ -97,37 +99,40 @@ class RunnerOptions(NamedTuple):
     name: str
     """Name of its threads."""
     processors: list[Callable[[str], Any]]
-    """`LoadedModel.processors`, which the engine fills."""
+    """List of `LoadedModel.processors`, which the engine fills."""
 
 
 class Placement(ABC, Generic[AnyWorker, AnyRunner]):
-    """One device, with what differs by device where a model is placed.
+    """Places models on one device: the parts of loading that differ by device.
 
-    A worker's life begins here: its weights are loaded, what is left for pages is measured, pages
-    are allocated, and then it is made. Its runner drives it from there on.
+    A worker is made here: its weights are loaded, the memory left for pages is measured, pages are
+    allocated, and then it is made. From there on its runner drives it.
 
-    All but the call of `start_of` and `begin` are called in a thread, one after the other.
+    All methods are called in a thread, one after the other, except the result of `start_of`, and
+    `begin`.
     """
 
     def within(self) -> AbstractContextManager[object]:
-        """Entered around `choose_kernels`, `measure` and what allocates."""
+        """Make a context for `choose_kernels`, `measure` and everything that allocates."""
         return nullcontext()
 
     @abstractmethod
     def load(
         self, weights: ReadWeights, config: EngineConfig, kept_layers: Sequence[int] = ()
     ) -> Decoder:
-        """The decoder, with its weights on the device. Uses up what was read. `kept_layers` are as
-        `Decoder` has them. Raises `ConfigError` for weights without room."""
+        """Make the decoder, with its weights on the device. Uses up what was read.
+
+        `kept_layers` are those of `Decoder`. Raises `ConfigError` if the weights don't fit.
+        """
 
     @abstractmethod
     def load_draft(self, read: AnyReadDraft, target: Decoder, config: EngineConfig) -> Draft:
-        """The draft of `target`, with its weights on the device; otherwise as `load`."""
+        """Make the draft of `target`, with its weights on the device; otherwise as `load`."""
 
     def choose_kernels(
         self, decoder: Decoder, config: EngineConfig, seconds: dict[str, float]
     ) -> Mapping[str, Any]:
-        """Choose what depends on the model, before memory is measured. Returns facts of that for
+        """Choose kernels for the model, before memory is measured. Returns facts for
         `Engine.dump()`."""
         return {}
 
@@ -138,27 +143,29 @@ class Placement(ABC, Generic[AnyWorker, AnyRunner]):
     def measure(
         self, decoder: Decoder, config: EngineConfig, draft: Draft | None, num_slots: int
     ) -> int:
-        """Bytes that KV pages of requests may take, with what the draft takes beside them."""
+        """Return the bytes for KV pages of requests, with what the draft takes beside them."""
 
     @abstractmethod
     def new_cache(self, decoder: Decoder, config: EngineConfig, num_pages: int) -> KVCache:
-        """New KV pages: so many, and the spare ones. Raises `ConfigError` for more than fit."""
+        """Make `num_pages` KV pages, and the spare ones. Raises `ConfigError` if they don't fit."""
 
     @abstractmethod
     def place_draft(self, draft: Draft, num_pages: int, num_slots: int) -> ComputedDrafter:
-        """Give the draft memory beside so many pages of requests, and its drafter what was made.
-        Raises `ConfigError` for more than fit."""
+        """Allocate the draft beside `num_pages` pages of requests, and give the drafter the result.
+
+        Raises `ConfigError` if it doesn't fit.
+        """
 
     @abstractmethod
     def worker_of(self, model: Allocated, config: EngineConfig, num_slots: int) -> AnyWorker:
-        """The worker that computes steps with this memory."""
+        """Make the worker that computes steps with this memory."""
 
     @abstractmethod
     def start_of(
         self, worker: AnyWorker, model: Allocated, options: RunnerOptions
     ) -> Callable[[], AnyRunner]:
-        """Return a call that makes the runner of a host and this worker, on the event loop, and
-        starts its threads."""
+        """Return a function that makes the runner and starts its threads. It is called on the
+        event loop."""
 
     async def begin(
         self,
@@ -167,8 +174,10 @@ class Placement(ABC, Generic[AnyWorker, AnyRunner]):
         seconds: dict[str, float],
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        """Let the runner make what its steps need, before the first; on the event loop. `progress`
-        is called there with how much is done, and how much there is."""
+        """Let the runner prepare for its first step; on the event loop.
+
+        `progress` is called there with amounts done and in total.
+        """
         return
 
 
@@ -184,10 +193,11 @@ async def place_model(
     draft: Draft | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
-    """A model that is ready to serve; made on the event loop that will. `seconds` gets the time of
-    each part. `draft` is what its drafter drafts by; `progress` is as `Placement.begin` has it.
+    """Make a model that is ready to serve, on the event loop that will serve it.
 
-    Raises `ConfigError` for options that the model, or this machine, can't meet.
+    `seconds` gets the time of each part. `draft` is the draft model of its drafter, `progress` that
+    of `Placement.begin`. Raises `ConfigError` for options that the model, or this machine, can't
+    meet.
     """
     last_name = name.rstrip("/").rsplit("/", 1)[-1]
     options = RunnerOptions(num_slots, last_name, processors=[])
@@ -206,9 +216,9 @@ async def place_model(
     try:
         model, facts, start = await asyncio.shield(preparing)
     except asyncio.CancelledError:
-        # A thread can't be cancelled, and another loading counts the memory that it takes.
+        # The thread can't be cancelled, and the next load counts the memory that it takes.
         await asyncio.wait([preparing])
-        preparing.exception()  # is told to nobody
+        preparing.exception()  # mark as retrieved
         raise
     if model.drafter is not None:
         facts["draft"] = model.drafter.facts
@@ -229,8 +239,8 @@ def allocated(
     num_slots: int,
     draft: Draft | None,
 ) -> Allocated:
-    """Memory for pages of the model and of its draft. Raises `ConfigError` for more than there
-    is room."""
+    """Allocate memory for pages of the model and of its draft. Raises `ConfigError` if they
+    don't fit."""
     spare = placement.spare_pages(decoder, config)
     max_model_len, num_pages = _sizes(
         decoder,
@@ -250,7 +260,7 @@ def allocated(
 async def _take_first_steps(
     runner: Runner, model: Allocated, config: EngineConfig, seconds: dict[str, float]
 ) -> None:
-    """`warm_up`, timed. Raises what a step raises."""
+    """Run `warm_up`, timed. Raises what a step raises."""
     began = time.perf_counter()
     await warm_up(
         runner,
@@ -272,7 +282,7 @@ def _described(
     seconds: Mapping[str, float],
     facts: Mapping[str, Any],
 ) -> LoadedModel:
-    """The model as the engine knows it. `facts` are more of them for `Engine.dump()`."""
+    """Describe the model to the engine. `facts` are further ones for `Engine.dump()`."""
     decoder, host_cache = model.decoder, model.host_cache
     scratch_bytes = model.spare.scratch * model.cache.bytes_per_page
     return LoadedModel(
@@ -316,7 +326,7 @@ def _described(
 
 
 def _host_cache(decoder: Decoder, config: EngineConfig) -> KVCache | None:
-    """KV pages of the host, if any are wanted."""
+    """Allocate the KV pages of the host, if any are wanted."""
     if not config.num_host_pages:
         return None
     num_pages, size = config.num_host_pages, config.page_size
@@ -326,7 +336,8 @@ def _host_cache(decoder: Decoder, config: EngineConfig) -> KVCache | None:
 
 
 def wanted_model_len(decoder: Decoder, config: EngineConfig) -> int:
-    """The length asked for, or all that the model has. Raises `ConfigError` for more than that."""
+    """Return the requested context length, or else the model's. Raises `ConfigError` if that is
+    exceeded."""
     limit = decoder.config.max_position_embeddings
     wanted = config.max_model_len or limit
     if wanted > limit:
@@ -342,9 +353,11 @@ def _sizes(
     beside_bytes: int = 0,
     taken: str = "",
 ) -> tuple[int, int]:
-    """`max_model_len` and the number of pages that go together. `room_bytes` says what the KV cache
-    may take, where the number of its pages isn't given, and `taken` what else was taken from that;
-    beside each page something else takes `beside_bytes`."""
+    """Return `max_model_len`, and a number of pages that fits it.
+
+    If the number isn't given, `room_bytes` returns the bytes for the KV cache, and `taken` names
+    what else was taken from those. Each page takes `beside_bytes` more.
+    """
     page_size, layout = config.page_size, decoder.layout
     wanted_len = wanted_model_len(decoder, config)
     num_pages = config.num_pages

@@ -1,6 +1,6 @@
 """Reads a model's files: weights, draft, tokenizer and chat template.
 
-Torch isn't imported here: it is while files are read, which takes as long.
+It doesn't import torch: that happens while files are read, and takes as long.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def check_kernels() -> None:
-    """Warn of a build without the best kernels of this CPU. Raises `ConfigError` for environment
-    variables that name none."""
+    """Warn about a build without the best kernels for this CPU.
+
+    Raises `ConfigError` for environment variables that name no known kernels.
+    """
     try:
         info = _native.cpu_info()  # reads AIOSERVE_ISA and AIOSERVE_NUM_THREADS
     except ValueError as error:
@@ -48,14 +50,14 @@ def check_kernels() -> None:
 
 
 class ModelReader:
-    """Reads one model, and what drafts for it. Its methods are for any thread.
+    """Reads one model and its draft. Methods may be called on any thread.
 
-    They raise `ModelError` for files that can't be read and `ConfigError` for options that they
+    They raise `ModelError` for files that can't be read, and `ConfigError` for options that they
     can't meet.
     """
 
     def __init__(self, model: str, config: EngineConfig, formats: ComputedFormats) -> None:
-        """`formats`: those that the backend computes."""
+        """`formats` are those that the backend computes."""
         self._model = model
         self._config = config
         self._formats = formats
@@ -64,7 +66,7 @@ class ModelReader:
         self.drafts: DraftReader = DraftReader(
             model, config, lambda files, rounding: self._read(files, quantization=rounding)
         )
-        """Reads what drafts for it."""
+        """Reads the draft model or head."""
         self._files = files = model_files(resolve(model), config.architecture)
         if isinstance(files, ModelDirectory) and holds_gguf(files.path):
             logger.warning(
@@ -74,13 +76,13 @@ class ModelReader:
             )
 
     def stop(self) -> None:
-        """Let the reading of weights end soon, and any that begins from now on."""
+        """Let every reading of weights end soon, now and later."""
         self._stopped = True
         for reading in self._readings:
             reading.stop()
 
     def read_weights(self, progress: ReportBytes | None = None) -> ReadWeights:
-        """Weights of the model. `progress` hears of bytes done and bytes in all."""
+        """Read the weights of the model. `progress` is called with bytes done and total bytes."""
         files = self._files
         weights = self._read(
             files,
@@ -120,7 +122,7 @@ class ModelReader:
             return reading.read(progress)
 
     def read_text(self) -> Text:
-        """Tokenizer and chat template of the model, if it has them."""
+        """Read the tokenizer and chat template of the model, if it has them."""
         files = self._files
         why_none = files.why_no_tokenizer()
         if why_none is None:
@@ -156,7 +158,7 @@ class ModelReader:
         template: ChatTemplate | None,
         end_ids: Sequence[int],
     ) -> None:
-        """Warn where the template closes turns with what ends no answer."""
+        """Warn if the template closes turns with a token that ends no answer."""
         mark = None if template is None else unended_mark(template, tokenizer, end_ids)
         if mark is not None:
             logger.warning(

@@ -1,6 +1,6 @@
 """The device that a model is loaded for, before its libraries are imported.
 
-Imports no torch: files are read by what is told here.
+Imports no torch: files are read while that is imported.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ __all__ = ["Target", "target_of"]
 
 
 class Target(ABC):
-    """A device by its name. `formats`: those of weights that its backend computes."""
+    """A device by its name. `formats` are the formats of weights that its backend computes."""
 
     formats: ComputedFormats
 
     def check(self, speculation: Speculation) -> None:
-        """Raise `ConfigError` unless draft tokens of a draft model or head can be verified as is
-        asked for. By default all can."""
+        """Raise `ConfigError` unless draft tokens of a draft model or head can be verified as
+        asked.
+
+        By default all can.
+        """
         return
 
     @abstractmethod
     def placement(self) -> Placement[Any, Any]:
-        """Import what the device needs, and open it. To be called in a thread. Raises
-        `ConfigError`."""
+        """Import what the device needs, and open it. Call it in a thread. Raises `ConfigError`."""
 
 
 class _Cpu(Target):
@@ -67,7 +69,7 @@ class _Cuda(Target):
 
 
 def target_of(config: EngineConfig) -> Target:
-    """The device that options ask for. Raises `ConfigError` for one that can't be used."""
+    """Return the device that options ask for. Raises `ConfigError` if it can't be used."""
     name = chosen_device(config)
     return _Cpu(config) if name == "cpu" else _Cuda(name, config)
 
