@@ -1,4 +1,4 @@
-"""Waiting until an engine has nothing left to do."""
+"""Waits until an engine has nothing left to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ __all__ = ["all_given_back"]
 
 
 async def all_given_back(engine: Engine, within_steps: int = 3) -> bool:
-    """Whether no request holds a page any more within some steps; raises if counts are off."""
+    """Return True if all requests give their pages back within `within_steps` steps.
+
+    Raises if counts are inconsistent.
+    """
     before = engine.stats().steps_total
     while (stats := engine.stats()).pages_held_by_requests or stats.pages_fenced:
         if stats.steps_total > before + within_steps:

@@ -1,4 +1,4 @@
-"""A model that answers what it is told to."""
+"""A model that gives scripted answers."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ END = "<|im_end|>"
 
 
 def chat_tokenizer() -> Tokenizer:
-    """Bytes, and special tokens after them."""
+    """Tokenizer of bytes, followed by special tokens."""
     backend = tokenizers.Tokenizer.from_str(byte_tokenizer()._backend.to_str())
     backend.add_special_tokens(list(SPECIAL))
     return Tokenizer(backend, source="chat tokenizer")
 
 
 class ScriptedDevice(FakeDevice):
-    """The sample of seed `i` gets the tokens of answer `i`."""
+    """Gives the tokens of answer `i` to the sample of seed `i`."""
 
     def __init__(self, answers: Sequence[Sequence[int]], *shape: int) -> None:
         super().__init__(*shape)
         self._answers = answers
         self._numbers: dict[int, int] = {}
-        """By seed: which answer a sequence gives, which may begin again in the middle of it."""
+        """Number of the answer of each seed. A preempted sequence may begin again in the middle
+        of its answer."""
 
     def answer_of(self, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
-        """Which one an answer that begins is."""
+        """Choose the number of an answer that begins."""
         return start.seed % len(self._answers)
 
     def _drawn(self, total: int, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
@@ -55,8 +56,8 @@ class ScriptedDevice(FakeDevice):
 
 
 class ScriptedModel(FakeModel):
-    """`answers` are texts in which special tokens are written out; each ends by itself. A request's
-    seed says which it gets."""
+    """`answers` are texts with special tokens written out. Each ends by itself. The seed of a
+    request chooses its answer."""
 
     device: type[ScriptedDevice] = ScriptedDevice
 

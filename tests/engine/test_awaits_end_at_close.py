@@ -1,4 +1,4 @@
-"""Whatever is awaited of an engine ends when the engine is closed, and says why."""
+"""Everything awaited of an engine ends when the engine is closed, and says why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aioserve import (
 )
 
 WORDS = "y " * 600
-"""So long that it is encoded on a thread."""
+"""Text long enough to be encoded on a thread."""
 MESSAGES = [{"role": "user", "content": "Count."}]
 ENDLESS = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 DIGITS = SamplingParams(max_tokens=200, structured_output=StructuredOutput(regex="[0-9]+"))
@@ -113,7 +113,7 @@ def test_no_method_that_is_awaited_is_left_out() -> None:
 async def test_what_is_awaited_ends_when_the_engine_is_closed(
     call: Callable[[Engine], Awaitable[Any]], turns: int
 ) -> None:
-    """Also where the engine is closed before the awaiting task had its first turns."""
+    """Includes an engine that is closed before the awaiting task has run."""
     async with Engine("pyhelp", max_num_batched_tokens=64) as engine:
 
         async def wait() -> None:
@@ -124,7 +124,7 @@ async def test_what_is_awaited_ends_when_the_engine_is_closed(
             await asyncio.sleep(0)
         await engine.__aexit__(None, None, None)
         await asyncio.wait([task])
-        # What was quick has its result; the others know why they have none.
+        # Quick calls have their results; the others raise the reason.
         assert task.exception() is None or isinstance(task.exception(), EngineClosedError)
 
 

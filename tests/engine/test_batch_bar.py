@@ -1,4 +1,5 @@
-"""The bar of a batch: at once, by tokens, and seldom, by the clock of the loop."""
+"""The bar of a batch is drawn at once, moves by tokens, and is updated seldom, by the loop's
+clock."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Drawn(NamedTuple):
 
 
 class Bar:
-    """A bar on a terminal that keeps what it is told."""
+    """A bar on a terminal that keeps its updates."""
 
     def __init__(self) -> None:
         self.drawn: list[Drawn] = []
@@ -71,7 +72,7 @@ def test_the_bar_moves_by_tokens_and_seldom(bar: Bar, seed: int) -> None:
     total = run_simulated(main, seed=seed)
     assert (bar.total, bar.opened) == (40, 0)
     drawn = bar.drawn
-    # Between two looks lie a tenth of a second and a step that was under way.
+    # Updates are a tenth of a second apart, plus at most a step that was running.
     gaps = [after.at - before.at for before, after in itertools.pairwise(drawn)]
     assert min(gaps[:-1]) > batches.LOOK_SECONDS - 1e-9
     assert max(gaps) < batches.LOOK_SECONDS + 2 * STEP_SECONDS

@@ -47,7 +47,7 @@ def test_a_batch_waits_for_itself(
 
 
 def test_the_room_of_a_long_prompt_is_for_many_short_ones() -> None:
-    """Each end makes room for more than one: as many run at once as may."""
+    """Each end makes room for several requests: as many run at once as possible."""
     prompts = [[*range(40)], *[[index] for index in range(24)]]
     most = 0
 

@@ -1,4 +1,4 @@
-"""What a server asks of an engine beside streams: batches, prompts as ids, counts of embeddings."""
+"""Calls that a server makes beside streams: batches, prompts as ids, counts of embeddings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Beam search as a call of an engine: its answers, its limits, its pages, and its end at any time.
+"""Beam search as a call of an engine: its answers, its limits, its pages, and leaving it at any
+time.
 
-That its beams are those of transformers is said in `tests/parity/test_beams.py`.
+`tests/parity/test_beams.py` compares its beams with those of transformers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PROMPT = list(range(1, 41))
 
 
 def expected_beams(prompt: list[int], width: int, eos: frozenset[int], **options: Any):
-    """The same search over what a `FakeModel` gives, without an engine."""
+    """Run the same search on the outputs of a `FakeModel`, without an engine."""
     beams = Beams(width, end_ids=eos, **options)
     while beams.running:
         contexts = [[*prompt, *beam.token_ids, 0] for beam in beams.running]
@@ -60,8 +61,8 @@ async def test_beams_are_those_of_the_model_however_pages_are_shared(
 def plain_search(
     prompt: list[int], width: int, ends: Callable[[list[int]], bool], penalty: float, most: int
 ) -> list[tuple[float, list[int]]]:
-    """Scores and ids of what a search finds that goes on to `most` tokens. Behind each beam 64 are
-    looked at."""
+    """Return scores and ids that a search of `most` tokens finds, with 64 candidates for each
+    beam."""
     running: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[tuple[float, list[int]]] = []
     for length in range(1, most + 1):
@@ -85,11 +86,11 @@ async def test_stops_end_beams_and_cut_their_texts_as_in_any_answer(seed, includ
     eos = frozenset(source.sample(range(256), source.choice([0, 8])))
     async with Engine(FakeModel(num_pages=512, eos_token_ids=eos)) as engine:
         free = await engine.beam_search(prompt, beam_width=width, max_tokens=10)
-        # Of one, two and three tokens: what beams have, so that it cuts them.
+        # One, two or three tokens of a beam, so that it is cut.
         whole = bytes(free[0].token_ids).decode("latin-1")
         pieces = [whole[at : at + n] for n in (1, 2, 3) for at in range(len(whole) - n)]
         stops = source.sample([piece for piece in pieces if piece.isascii()] or ["a"], 1)
-        # Up to so many that few of the most likely tokens complete none.
+        # Up to 14 of them, so that few of the most likely tokens complete none.
         (told,) = expected_logprobs([*prompt, 0], len(prompt), top=64)
         likely = [chr(one.id) for one in told.top if one.id < 128]
         stops += source.choice([[chr(source.randrange(128))], likely[:14]])
@@ -178,10 +179,10 @@ async def test_beams_share_the_pages_of_what_they_have_in_common():
         await engine.beam_search(PROMPT, beam_width=4, max_tokens=16)
         stats = engine.stats()
     assert len(shared) == 15
-    # The prompt's ten pages, and at most four of its own for each beam.
+    # The prompt has ten pages, and each beam at most four of its own.
     assert all(pages <= 10 + 4 * 4 and copies >= 4 * 11 - 1 for pages, copies in shared)
     assert sum(pages for pages, _ in shared) < sum(copies for _, copies in shared) / 2
-    # Of each beam what follows its last whole page is computed.
+    # Each beam only computes tokens after its last whole page.
     assert stats.tokens_prefilled_total <= 40 + 15 * 4 * 4
 
 

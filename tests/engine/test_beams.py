@@ -1,4 +1,4 @@
-"""The bookkeeping of beam search against every sequence there is, and against tensors."""
+"""The bookkeeping of beam search against all possible sequences, and against tensors."""
 
 from __future__ import annotations
 
@@ -55,8 +55,10 @@ def searched(toy: Toy, width: int, options: dict[str, Any]) -> list[EndedBeam]:
 def with_tensors(
     toy: Toy, width: int, options: dict[str, Any], stops: Sequence[Ids] = ()
 ) -> list[tuple[Ids, float]]:
-    """transformers 5.23, `_beam_search`, for one prompt and in its words. Ids of one of `stops`
-    end a sequence where they follow each other, and then every candidate is looked at."""
+    """Run `_beam_search` of transformers 5.23 for one prompt.
+
+    The ids of any entry of `stops`, in a row, end a sequence. Every candidate is then considered.
+    """
     end_ids, max_tokens = options["end_ids"], options["max_tokens"]
     length_penalty, early_stopping = options["length_penalty"], options["early_stopping"]
     beams_to_keep = width * (VOCAB_SIZE if stops else max(2, 1 + len(end_ids)))

@@ -1,4 +1,5 @@
-"""Branches of guesses change no token, whatever they hold, and bring as much as a chain does."""
+"""Branches of draft tokens change no token, whatever they hold, and bring as much as a chain
+does."""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ from tests.parity import tiny_models
 LOGGED = SamplingParams(temperature=0.0, logprobs=2, repetition_penalty=1.4)
 MAX_TOKENS = 40
 Answers = dict[tuple[int, ...], list[tuple[int, ...]]]
-"""All samples that come of a prompt."""
+"""Samples of each prompt."""
 Guess = Callable[[list[int], int], tuple[list[int], list[list[int]]]]
-"""What comes, and how many rows there are -> a chain, and branches."""
+"""Makes a chain and branches from the coming tokens and a number of rows."""
 
 pytestmark = pytest.mark.asyncio
 
 
 class Branching(Drafter):
-    """Knows what comes, and guesses by a function of it."""
+    """A drafter that knows the coming tokens, and makes its draft tokens by a function of them."""
 
     def __init__(self, answers: Answers, guess: Guess) -> None:
         self._answers, self._guess = answers, guess
@@ -80,7 +81,8 @@ def wrong(ids: Sequence[int]) -> list[int]:
 
 
 def branch_alone_right(coming: list[int], limit: int) -> tuple[list[int], list[list[int]]]:
-    """A wrong chain of one guess, and a right branch of the rest, where there is room for both."""
+    """Make a wrong chain of one token, and a right branch of the rest, if there is room for
+    both."""
     if limit < 3:
         return coming[:limit], []
     return wrong(coming[:1]), [coming[: limit - 2]] if coming else []
@@ -91,7 +93,7 @@ def chain_right(coming: list[int], limit: int) -> tuple[list[int], list[list[int
 
 
 def anything(draw: random.Random) -> Guess:
-    """Chains and branches of chance, which begin right more often than not."""
+    """Make random chains and branches, which usually begin right."""
 
     def path(coming: list[int], count: int) -> list[int]:
         right = draw.randint(0, count)
@@ -109,7 +111,7 @@ def anything(draw: random.Random) -> Guess:
 
 
 def requests(ask_for_more: bool = True) -> list[tuple[list[int], SamplingParams]]:
-    """Some that share a prefix, one of two samples, and some that ask for more than a draw."""
+    """Requests, some of which share a prefix, have two samples, or ask for more than a draw."""
     every: list[tuple[list[int], SamplingParams]] = []
     for place in range(8):
         params = (GREEDY, SAMPLED, SAMPLED, LOGGED if ask_for_more else GREEDY)[place % 4]
@@ -129,7 +131,7 @@ async def answers(
     ask_for_more: bool = True,
     **options: Any,
 ) -> tuple[Answers, EngineStats]:
-    """Answers by their prompts; one is given first, for the prefix that others have in common."""
+    """Return answers by prompt. One request runs first, to cache the prefix that others share."""
     if drafter is not None:
         speculation = Speculation(drafter="branching", max_tokens=9, max_branches=max_branches)
         options |= {"speculation": speculation, "plugins": [Plugin(drafter)]}
@@ -151,7 +153,7 @@ async def answers(
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One model, and one with layers of a window."""
+    """A plain model, and one with window layers."""
     path = tmp_path_factory.mktemp("model")
     tiny_models.write(request.param, path)
     return path

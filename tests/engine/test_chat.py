@@ -75,7 +75,7 @@ async def test_calls_come_out_of_the_tokens_also_where_marks_are_special(
         assert [token.index for token in tokens] == list(range(len(tokens)))
         assert done.timings.completion_tokens == len(tokens)
         assert done.request_id == "mine"
-        # What isn't read as an answer has no special tokens.
+        # Only answers read as such have special tokens.
         plain = await engine.generate(ASK, params, tools=TOOLS)
         assert "[TOOL_CALLS]" not in plain.text
         assert "<|python_tag|>" not in plain.text

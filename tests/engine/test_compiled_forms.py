@@ -1,4 +1,4 @@
-"""Forms that an engine keeps, and the time when it makes what they need."""
+"""Compiled structured outputs that an engine keeps, and the time at which it prepares for them."""
 
 from __future__ import annotations
 

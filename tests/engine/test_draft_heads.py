@@ -1,4 +1,4 @@
-"""Heads beside a model: they change no token, and guess what they would from all of its states."""
+"""Heads beside a model change no token, and draft what they would from all states of the model."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from tests.parity.tiny_models import VOCAB_SIZE
 
 EDITED = SamplingParams(temperature=0.0, repetition_penalty=1.4, logprobs=2)
 KINDS = ("eagle3", "few", "windows", "mtp", "medusa")
-"""`few` is an EAGLE-3 head that knows some of the tokens, `windows` one whose second layer has a
-window."""
+"""Kinds of heads. `few` is an EAGLE-3 head with part of the vocabulary; the second layer of
+`windows` has a window."""
 
 pytestmark = pytest.mark.asyncio
 
@@ -58,7 +58,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_heads(path: Path) -> None:
-    """A model, `target`, and a head of each kind for it."""
+    """Write a model, `target`, and a head of each kind for it."""
     tiny_models.write("llama", path / "target")
     config = eagle3_config()
     write_head(path / "eagle3", config, eagle3_tensors(config))
@@ -79,7 +79,7 @@ def write_heads(path: Path) -> None:
 
 
 def write_drafts(path: Path) -> None:
-    """What `write_heads` does, and a smaller model, `small`."""
+    """Write what `write_heads` does, and a smaller model, `small`."""
     write_heads(path)
     config = tiny_models.CONFIGS["llama"] | {"num_hidden_layers": 1}
     write_random_model(path / "small", config, seed=9, dtype="float32")
@@ -91,7 +91,8 @@ def speculation_of(models: Path, kind: str, max_tokens: int = 4) -> Speculation:
 
 
 def requests(params: Sequence[SamplingParams]) -> list[tuple[list[int], SamplingParams]]:
-    """Some that share a prefix, and one of two samples; of some the guesses are limited."""
+    """Requests, some of which share a prefix. One has two samples, and some limit their draft
+    tokens."""
     every: list[tuple[list[int], SamplingParams]] = []
     for place in range(7):
         changed = {
@@ -139,7 +140,7 @@ async def test_no_head_changes_a_token(models: Path, kind: str, options: dict[st
 
 
 class Loaded:
-    """A head and its target, which compute all that they are asked for at once."""
+    """A head and its target, both computed directly."""
 
     def __init__(self, models: Path, kind: str) -> None:
         self._backend = backend_named("native")
@@ -149,19 +150,20 @@ class Loaded:
         self._head = make_head(read, self._target)
 
     def guesses(self, ids: Sequence[int], count: int) -> list[int]:
-        """What the head guesses greedily behind these tokens."""
+        """Return the head's greedy draft tokens after these tokens."""
         if isinstance(self._head, MedusaHeads):
             return self.medusa_logits(ids)[:count].argmax(-1).tolist()
         run = HeadRun(self._head, self._backend, page_size=8)
         return run.chain(0, ids[1:], self._states(ids), count)[1]
 
     def medusa_logits(self, ids: Sequence[int]) -> Tensor:
-        """What each of Medusa's heads makes of them, float32 `[heads, vocab]`."""
+        """Return the logits of each of Medusa's heads after these tokens, float32 `[heads,
+        vocab]`."""
         assert isinstance(self._head, MedusaHeads)
         return self._head.logits(self._target.normed(self._states(ids)[-1:]))[:, 0]
 
     def _states(self, ids: Sequence[int]) -> Tensor:
-        """What the target keeps of all tokens but the last."""
+        """Return the states that the target keeps of all tokens but the last."""
         known = len(ids) - 1
         table = np.arange(known, dtype=np.int32).reshape(1, 1, known)
         counts = np.array([known])
@@ -188,7 +190,8 @@ async def test_guesses_are_those_of_all_states_of_the_target(
 
 
 def guesses_of_heads(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Sequence[int]]]:
-    """Guesses that the drafter of a kind makes from now on, and behind how many tokens."""
+    """Record draft tokens that a drafter of a kind makes from now on, with the number of known
+    tokens."""
     made: list[tuple[int, Sequence[int]]] = []
     drafter: Any = DraftMedusa if kind == "medusa" else DraftHead
     draft_all = drafter.draft_all
@@ -207,8 +210,10 @@ def guesses_of_heads(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
 def check_guesses(
     models: Path, kind: str, made: Sequence[tuple[int, Sequence[int]]], ids: Sequence[int]
 ) -> int:
-    """The number of guesses for a prompt and its answer, which are those of all states of the
-    target."""
+    """Check that draft tokens for a prompt and its answer are those from all states of the target.
+
+    Return their number.
+    """
     loaded = Loaded(models, kind)
     for known, guesses in made:
         if guesses:  # none while it catches up with the prompt
@@ -382,7 +387,8 @@ async def test_states_of_a_branch_that_was_right_are_there(
     for one in (Eagle3Drafter, MTPDrafter):
         monkeypatch.setattr(one, "branches", MedusaDrafter.branches)
     speculation = msgspec.structs.replace(speculation_of(models, kind, 5), max_branches=1)
-    # Steps that follow each other know where they begin: guesses are made behind all known tokens.
+    # Without overlap, the position of each step is known, and all known tokens are used for
+    # drafting.
     options: dict[str, Any] = {"overlap": False, "page_size": 4}
     async with Engine(str(models / "target"), speculation=speculation, **options) as engine:
         answer = await engine.generate(SHARED, params)

@@ -1,4 +1,4 @@
-"""What `aioserve plan` says of a draft is what an engine takes for it."""
+"""`aioserve plan` predicts the memory that an engine takes for a draft."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ async def test_a_head_takes_what_is_planned(models: Path, kind: str) -> None:
     assert planned.state_bytes_per_token * PAGES * 8 == facts["state_bytes"]
     assert planned.kv_bytes_per_token * PAGES * 8 == facts.get("kv_cache_bytes", 0)
     size = sum([path.stat().st_size for path in (models / kind).glob("*.safetensors")])
-    # Tensors of the file without its header, its table of tokens, and what the target has itself.
+    # The file's tensors, without its header, its token table, and tensors that the target has
+    # anyway.
     assert 0.5 * size < planned.weight_bytes <= size
 
 

@@ -1,4 +1,4 @@
-"""A draft model beside a model: it changes no token, and one that is the same is always right."""
+"""A draft model changes no token, and one equal to the target is always right."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TIGHT: dict[str, Any] = {
     "max_num_batched_tokens": 13,
     "output_reserve_tokens": 0,
 }
-"""Prompts are chunked, and requests preempted."""
+"""Options with which prompts are chunked and requests preempted."""
 SHARED = [*range(10, 45)]
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.9, top_k=40)
@@ -47,8 +47,8 @@ pytestmark = pytest.mark.asyncio
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models with the same tokens, of which one has layers with windows, a smaller one that has
-    them too, and one with other tokens."""
+    """Two models with the same tokens, one of them with window layers. Also a smaller one of the
+    same tokens, and one with other tokens."""
     path = tmp_path_factory.mktemp("models")
     for name in ("qwen3", "gemma3"):
         tiny_models.write(name, path / name)
@@ -61,7 +61,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def requests(
     params: Sequence[SamplingParams], limits: Mapping[int, int]
 ) -> list[tuple[list[int], SamplingParams]]:
-    """Some that share a prefix, and one of two samples; of some the guesses are limited."""
+    """Requests, some of which share a prefix. One has two samples, and some limit their draft
+    tokens."""
     every: list[tuple[list[int], SamplingParams]] = []
     for place in range(8):
         changed = {
@@ -103,7 +104,7 @@ async def test_a_draft_that_is_the_model_itself_is_always_right(
     expected, _ = await answers(models / name, [GREEDY, SAMPLED], **options)
     done, stats = await answers(models / name, [GREEDY, SAMPLED], models / name, **options)
     assert ids_of(done) == ids_of(expected)
-    assert sum(stats.tokens_drafted_total) > 0  # how many, the costs of steps say
+    assert sum(stats.tokens_drafted_total) > 0  # their number depends on measured costs of steps
     assert stats.tokens_accepted_total == stats.tokens_drafted_total
     assert bool(stats.preemptions_total) == bool(options)
 
@@ -134,7 +135,7 @@ async def test_the_reference_backend_drafts_as_well(models: Path) -> None:
 async def test_a_model_whose_weights_are_rounded_guesses_for_itself(
     models: Path, quantization: str
 ) -> None:
-    """Without a path it is the model that is served, and by a path any other."""
+    """The draft is the served model by default; otherwise any other model."""
     expected, _ = await answers(models / "qwen3", [GREEDY, SAMPLED])
     plain_bytes = 0
     for drafter in (
@@ -155,7 +156,7 @@ async def test_a_model_whose_weights_are_rounded_guesses_for_itself(
             continue
         assert any(name.startswith(quantization) for name in draft["weight_bytes"])
         assert taken < plain_bytes
-        # It is less often right than the model itself, and far more often than another one.
+        # It is right less often than the model itself, but far more often than another one.
         accepted, drafted = stats.tokens_accepted_total, stats.tokens_drafted_total
         assert 0.15 < sum(accepted) / sum(drafted) < 1
 
@@ -188,7 +189,7 @@ async def test_pages_of_both_models_are_what_memory_is_taken_for(
         assert taken <= 2**22 * 0.9
         found.append((pages, taken))
     (alone, _), (beside, _) = found
-    assert beside == pytest.approx(alone * 3 / 4, abs=1)  # three layers, and one
+    assert beside == pytest.approx(alone * 3 / 4, abs=1)  # three layers, and one more
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a request may do to its own logits, and what that does to nobody else."""
+"""Edits of a request's logits, and their lack of effect on all other requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model whose config names an end-of-sequence id that it has no logits of."""
+    """A model whose config names an end-of-sequence id without logits."""
     path = tmp_path_factory.mktemp("model")
     config = {**TINY, "eos_token_id": [270, 100_000]}
     return str(write_random_model(path, config, seed=3, dtype="float32"))
@@ -77,7 +77,7 @@ async def test_a_request_that_leaves_itself_nothing_ends_alone_and_the_cache_sta
 
 
 def test_parameters_that_forbid_no_token_are_not_to_blame() -> None:
-    """Where a model's own logits leave nothing, nobody tells the caller to change a penalty."""
+    """No parameter is blamed if the model's own logits forbid all tokens."""
     params = SamplingParams(presence_penalty=1, logit_bias={1: -100}, seed=1, stop="x")
     assert no_token_left(params) is None
 
@@ -98,7 +98,7 @@ async def test_ids_that_the_model_has_no_logits_of_end_nothing(tiny: str) -> Non
 
 @pytest.mark.asyncio
 async def test_what_is_forced_is_what_the_other_parameters_allow(tiny: str) -> None:
-    """With and without jumps: the same answers, or the same error."""
+    """Answers or errors are the same with and without jumps."""
     text = "yes sir, it is"
     every = [
         {"allowed_token_ids": sorted({*text.encode(), 270})},

@@ -1,4 +1,4 @@
-"""An engine in its host: options, prompts, errors, faults, ends."""
+"""An engine in its host program: options, prompts, errors, faults, ends."""
 
 from __future__ import annotations
 
@@ -402,7 +402,7 @@ async def test_a_bug_in_the_core_loop_ends_every_request_and_is_reported(monkeyp
 def test_an_interrupt_ends_every_request_and_reaches_whoever_runs_the_event_loop(
     error, monkeypatch, caplog
 ):
-    """Ctrl-C hits whatever runs at that moment, a policy say."""
+    """Ctrl-C interrupts whatever runs at that moment, for example a policy."""
     ended = []
 
     class Interrupted(SchedulingPolicy):

@@ -1,4 +1,4 @@
-"""Order of equal logits: the lowest id comes first, whoever else is in the step."""
+"""Order of equal logits: the lowest id comes first, regardless of other requests in the step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each token has the logit of eight others."""
+    """A model in which each token has the same logit as eight others."""
     path = tmp_path_factory.mktemp("model")
     tiny_models.write("llama3", path)
     (file,) = path.glob("*.safetensors")
@@ -72,5 +72,5 @@ async def test_beams_do_not_depend_on_who_else_is_in_the_step(model: Path) -> No
         others = [engine.generate(prompt, params(20)) for prompt in PROMPTS]
         crowd = await asyncio.gather(beams(2), beams(5), *others)
     assert [*crowd[:2]] == alone
-    for found in alone:  # they end in equal tokens, of which those of the lowest ids are kept
+    for found in alone:  # they end in tokens of equal logits, of which the lowest ids are kept
         assert [beam[-1] % GROUP for beam in found] == [*range(len(found))]

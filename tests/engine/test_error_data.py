@@ -1,4 +1,4 @@
-"""What the errors of an engine carry for a program to read."""
+"""Data that the errors of an engine carry for programs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Tokens that a grammar forces, where requests ask for more of them than their ids: steps verify
-several at once, and what comes of it is what comes of steps that draw one."""
+"""Forced tokens in requests that ask for more than ids: steps verify several of them at once.
+
+The results equal those of steps that draw one token.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +85,7 @@ class _Messages(logging.Handler):
 
 @contextmanager
 def nothing_goes_wrong() -> Iterator[None]:
-    """Fail if anything is logged as an error. Planning gets over its own bugs and tells of them in
-    the log alone."""
+    """Fail if an error is logged. Planning recovers from its own bugs, and only logs them."""
     told, logger = _Messages(logging.ERROR), logging.getLogger("aioserve")
     logger.addHandler(told)
     try:
@@ -95,7 +96,7 @@ def nothing_goes_wrong() -> Iterator[None]:
 
 
 async def told(model: str, wanted: list[tuple[int, SamplingParams]], **options: Any) -> Any:
-    """All that its readers and its counters come to know, but for how many steps it took."""
+    """Return everything that readers and counters show, except for the number of steps."""
     async with Engine(model, **options) as engine:
 
         async def one(length: int, wants: SamplingParams) -> Any:
@@ -149,7 +150,7 @@ async def test_they_take_few_steps_and_count_for_no_guesses(
     wants: dict[str, Any],
     speculation: Speculation | None,
 ) -> None:
-    monkeypatch.setattr(masks, "WAIT_SECONDS", 10)  # a step more for each mask that came too late
+    monkeypatch.setattr(masks, "WAIT_SECONDS", 10)  # each late mask would take one more step
     steps = []
     for jump_forward in (True, False):
         async with Engine(tiny, jump_forward=jump_forward, speculation=speculation) as engine:

@@ -1,4 +1,4 @@
-"""`Engine.chat` with tools and a form of JSON: an answer is calls, or else of the form."""
+"""`Engine.chat` with tools and a JSON form: an answer is calls, or else of the form."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_an_answer_is_calls_or_of_the_form(parser: Any, strict: list[str])
     good, bad = '{"city": "Oslo"}', '{"city": "Reykjavik"}'
     quoted = call_in(parser, "weather", good).replace('"', "'").replace("\n", " ")
     form = f'{{"answer": "{quoted}"}}'
-    if parser == "mistral":  # its mark would be written as a special token, which no string has
+    if parser == "mistral":  # its mark would be a special token, which no string contains
         form = form.replace("[TOOL_CALLS]", "[TOOL_CALL")
     texts = {
         call_in(parser, "weather", good): ("", [("weather", good)]),

@@ -1,4 +1,4 @@
-"""An engine is given a GGUF file as it is given a directory."""
+"""An engine takes a GGUF file like a directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded model with the drafters that ship: their guesses change no token."""
+"""Draft tokens of the bundled drafters change no token of the embedded model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 
 @dataclass(frozen=True)
 class Told:
-    """What a request came to, but for how fast it was."""
+    """Result of a request, without its timings."""
 
     ids: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
@@ -49,7 +49,7 @@ def told(completion: Completion) -> Told:
 
 
 async def answers(rounds: int = 1, **options: Any) -> tuple[list[Told], Engine]:
-    """Answers to all requests together, which come so many times."""
+    """Answer all requests together, `rounds` times."""
     found: list[Told] = []
     async with Engine("pyhelp", device="cpu", **options) as engine:
         for _ in range(rounds):
@@ -71,8 +71,11 @@ async def answers(rounds: int = 1, **options: Any) -> tuple[list[Told], Engine]:
 async def test_guesses_of_drafters_that_ship_change_no_token(
     drafter: str, backend: str, dtype: str
 ) -> None:
-    """By native kernels the logits are the same to the last bit. By torch's, those of several rows
-    are so without guesses neither, and in bfloat16 then not even the tokens."""
+    """Native kernels compute the same logits to the last bit.
+
+    With torch, logits depend on the number of rows even without draft tokens. In bfloat16 then even
+    tokens differ.
+    """
     options: dict[str, Any] = {"backend": backend, "dtype": dtype}
     plain, _ = await answers(**options)
     speculation = Speculation(drafter=drafter, max_tokens=6)

@@ -1,4 +1,4 @@
-"""What the engine says that it took of a step is what it took."""
+"""Times that the engine reports for its steps are the times that they took."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_step_seconds_are_those_in_which_a_step_was_in_flight(overlap: bool) -> 
     stats = run_simulated(main)
     assert stats.steps_total >= 2 * NUM_TOKENS
     assert stats.step_seconds_total == pytest.approx(0.25 * stats.steps_total)
-    # No time goes by on a simulated clock while the engine works.
+    # A simulated clock stands still while the engine works.
     host = stats.planning_seconds_total + stats.commit_seconds_total + stats.delivery_seconds_total
     assert host == 0
 
@@ -83,7 +83,7 @@ def test_time_is_counted_where_it_goes(stalls: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(TextAssembler, "push", slow_push)
 
     async def main() -> EngineStats:
-        # Each answer is alone when it begins, and so the policy is asked for an order each time.
+        # Each answer begins alone, so the policy is asked for an order each time.
         async with Engine(FakeModel(), policy=Stalling(stalls)) as engine:
             for _ in range(NUM_TOKENS):
                 await engine.generate([1, 2, 3], SamplingParams(max_tokens=1, temperature=0.0))

@@ -1,4 +1,4 @@
-"""A block that ends when the client of a request leaves."""
+"""A block ends when the client of its request leaves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARAMS = SamplingParams(max_tokens=60, ignore_eos=True)
 
 
 class Client:
-    """A request of a client that leaves after so many seconds; None: it stays."""
+    """A request of a client that leaves after some seconds; None means that it stays."""
 
     def __init__(self, leaves_seconds: float | None) -> None:
         self._leaves_seconds = leaves_seconds

@@ -23,7 +23,7 @@ def engine(**options: Any) -> Engine:
 
 
 async def cached_by(engine: Engine, prompt: list[int], **request: Any) -> int:
-    """Tokens of the prompt that come from the cache; its answer is checked."""
+    """Return the prompt tokens that come from the cache, and check the answer."""
     before = engine.stats()
     answer = await engine.generate(prompt, SHORT, **request)
     assert list(answer.token_ids) == expected_tokens(prompt, 10)
@@ -51,7 +51,7 @@ async def test_salts_keep_apart_what_is_planned_in_one_step_too():
             *(it.generate(PROMPT, SHORT, cache_salt=salt) for salt in salts)
         )
         assert {answer.token_ids for answer in answers} == {tuple(expected_tokens(PROMPT, 10))}
-        # The second of each pair finds three full pages; the fourth page is being written.
+        # The second of each pair finds three full pages; the fourth page is still being written.
         assert it.stats().tokens_cached_total == 2 * 48
 
 
@@ -147,11 +147,11 @@ async def test_eight_samples_of_a_long_prompt_grow_memory_by_their_new_tokens_al
         stats = it.stats()
     for index, sample in enumerate(done.samples):
         assert list(sample.token_ids) == expected_tokens(prompt, 24, index)
-    # 62 full pages are shared; each sample has its own for the tokens from 992 to 1,023.
+    # The 62 full pages are shared; each sample has its own for tokens 992 to 1,023.
     assert max(held) == 62 + 8 * 2
     assert stats.tokens_prefilled_total == 1000
     assert stats.tokens_cached_total == 0
-    # The last one to write to the page that ends the prompt needs no copy.
+    # The last sample to write to the prompt's last page needs no copy.
     assert stats.pages_copied_total == 7
 
 

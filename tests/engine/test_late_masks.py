@@ -1,5 +1,5 @@
-"""Masks come while the step that they are for is computed: streams that have a form are planned
-like any other, and hold up nobody."""
+"""Masks come while their step is computed. Constrained streams are planned like any others, and
+hold up no other."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_masks_are_brought_by_position() -> None:
     answer.expect(6, steps[1], 0)
     answer.expect(7, steps[2], 0)
     assert found(steps[0]) == {0: mask(1).tolist()}
-    answer.told(Guide((40,), mask(2, 33)))  # the token at 5 is known, and 40 is behind it
+    answer.told(Guide((40,), mask(2, 33)))  # the token at 5 is known, and 40 follows it
     assert found(steps[1]) == {0: mask(40).tolist()}
     assert found(steps[2]) == {0: mask(2, 33).tolist()}
     answer.expect(7, steps[3], 0)  # once more, after a preemption
@@ -159,7 +159,7 @@ async def test_masks_that_are_sometimes_late_change_no_token(
         )
         prefilled = engine.stats().tokens_prefilled_total
     assert [one.token_ids for one in answers[:3]] == [one.token_ids for one in expected]
-    if not prefix_caching:  # nobody's prompt is computed again
+    if not prefix_caching:  # no prompt is computed again
         assert prefilled == 3 * 3 + 1
 
 
@@ -167,15 +167,15 @@ async def test_masks_that_are_sometimes_late_change_no_token(
 async def test_no_step_waits_for_the_mask_of_a_row_that_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The mask of the second token comes late. The step in flight behind it would wait for that of
-    the third, which needs the second."""
+    """The mask of the second token comes late. The next step in flight would wait for the mask
+    of the third, which needs the second token."""
     monkeypatch.setattr(late_masks, "WAIT_SECONDS", 2 * LIMIT_SECONDS)
     is_late = threading.Event()
     num_steps = 0
     advance, look = grammar_guides._advance, LateMasks.found
 
     def held(steps: Any) -> list[Guide]:
-        assert is_late.wait(LIMIT_SECONDS)  # the first that comes is the second token's
+        assert is_late.wait(LIMIT_SECONDS)  # the first to come is for the second token
         return advance(steps)
 
     def looked(masks: LateMasks) -> Any:

@@ -1,4 +1,4 @@
-"""An engine without an event loop of the caller's."""
+"""An engine for callers without an event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings and scores: what comes back, what is refused, and that whoever leaves frees all."""
+"""Embeddings and scores: their results, refusals, and that leaving frees everything."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_pooling_takes_the_last_state_the_first_or_the_mean_of_all(overlap
 
 
 async def test_prompts_may_be_texts_ids_and_arrays_and_messages_are_one_prompt():
-    long = "spam and eggs " * 17  # is encoded by a thread
+    long = "spam and eggs " * 17  # encoded on a thread
     async with engine() as e:
         ids = list(long.encode())
         found = await e.embed([long, ids, np.array(ids), tuple(ids)], pooling="mean")
@@ -107,12 +107,12 @@ async def test_several_continuations_compute_their_prompt_once():
     async with engine(page_size=4) as e:
         scores = await e.score_each(prompt, CONTINUATIONS, request_id="s")
         stats = e.stats()
-        assert await e.score_each("a" * 60, ["b" * 40, "c"])  # by a thread
+        assert await e.score_each("a" * 60, ["b" * 40, "c"])  # on a thread
         assert await all_given_back(e)
     for index, (score, continuation) in enumerate(zip(scores, CONTINUATIONS, strict=True)):
         assert [one.logprob for one in score.logprobs] == scores_of(prompt, continuation)
         assert score.request_id == f"s-{index}"
-    # Of the others, the prompt's last token gives the first score, and is computed again.
+    # For the others, the prompt's last token is computed again: it gives the first score.
     computed = len(prompt) + len(CONTINUATIONS) - 1 + sum(map(len, CONTINUATIONS))
     assert stats.tokens_prefilled_total == computed
     assert stats.tokens_generated_total == 0

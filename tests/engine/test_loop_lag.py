@@ -1,10 +1,11 @@
-"""What the engine does must not hold up the other tasks of the event loop.
+"""The engine must not hold up the other tasks of the event loop.
 
-Two measures, since a busy machine delays every task. CPU time that one callback takes of the loop's
-own thread: other programs don't add to it, so any long callback is the engine's. And how late a
-ticker in the same loop wakes, which also sees a loop that waits, for a lock or a device: a stall in
-every step shows in as many ticks as there are steps, and the machine's hiccups in a few. Stalls
-that are planted here are found.
+Two measures are taken, since a busy machine delays every task. One is the CPU time of each callback
+on the loop's own thread. Other programs don't add to it, so a long callback is the engine's fault.
+
+The other is the delay of a ticker in the same loop. It also sees a loop that waits for a lock or a
+device. A stall in every step delays as many ticks as there are steps, but the machine's hiccups
+only a few. Planted stalls are found.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ MAX_LATE_SECONDS = 0.1
 
 
 class LoopWatch:
-    """While entered, notes the CPU seconds of every callback of the loop, and how late a task that
-    sleeps 1 ms at a time wakes. The collector of garbage waits meanwhile: what it takes is up to
-    the whole test run."""
+    """Notes CPU seconds of each callback of the loop, and delays of a task that sleeps 1 ms at a
+    time.
+
+    Garbage collection is off meanwhile: its time depends on the whole test run.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.callback_cpu_seconds: list[float] = []
@@ -50,7 +53,7 @@ class LoopWatch:
         gc.collect()
         gc.disable()
         self._task = asyncio.create_task(self._tick())
-        await asyncio.sleep(0.01)  # what has run until now ends its callback
+        await asyncio.sleep(0.01)  # ends the current callback
         self.callback_cpu_seconds.clear()
         self.late_seconds.clear()
         return self
@@ -69,7 +72,7 @@ class LoopWatch:
             self.late_seconds.append(time.perf_counter() - before - 0.001)
 
     def late_seconds_in_every_second_step(self, num_steps: int) -> float:
-        """At most half of the steps have a tick that is later than this."""
+        """Return a delay that the ticks of at most half of the steps exceed."""
         return sorted(self.late_seconds)[-(num_steps // 2) - 1]
 
 
@@ -84,7 +87,7 @@ async def test_encoding_a_long_prompt_does_not_block_the_loop(
 ) -> None:
     watch = LoopWatch(monkeypatch)
     async with Engine("pyhelp") as engine:
-        # Not so long that it is refused unread.
+        # Short enough not to be refused unread.
         text = LINE * (100 * engine.limits.max_model_len // len(LINE))
         before = time.thread_time()
         assert len(engine.tokenizer.encode(text)) > engine.limits.max_model_len
@@ -100,7 +103,7 @@ async def test_encoding_a_long_prompt_does_not_block_the_loop(
 async def test_loading_a_model_does_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = LoopWatch(monkeypatch)
     async with Engine("pyhelp"):
-        pass  # what is imported once is imported now
+        pass  # one-time imports happen now
     async with watch:
         before = time.process_time()
         engine = await Engine("pyhelp").__aenter__()
@@ -110,7 +113,7 @@ async def test_loading_a_model_does_not_block_the_loop(monkeypatch: pytest.Monke
 
 
 async def serve_long_prompts(watch: LoopWatch, policy: SchedulingPolicy) -> None:
-    """Steps full of prompt tokens. Raises AssertionError where they hold up the loop."""
+    """Serve steps full of prompt tokens. Raises AssertionError if they hold up the loop."""
     params = SamplingParams(max_tokens=1, temperature=0.0)
     async with Engine("pyhelp", policy=policy) as engine:
         length = engine.limits.max_model_len - 2
@@ -118,7 +121,7 @@ async def serve_long_prompts(watch: LoopWatch, policy: SchedulingPolicy) -> None
         before = engine.stats().steps_total
         async with watch:
             started = time.perf_counter()
-            # All differ from their first token on: none of them is found in the cache.
+            # They differ from the first token on, so the cache finds none of them.
             prompts = [[5 + n, *range(1000, 1000 + length - 1)] for n in range(14)]
             await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
             serving_seconds = time.perf_counter() - started
@@ -126,7 +129,7 @@ async def serve_long_prompts(watch: LoopWatch, policy: SchedulingPolicy) -> None
     assert num_steps >= 7
     assert max(watch.callback_cpu_seconds) < MAX_CALLBACK_CPU_SECONDS, "a callback computes"
     late_seconds = watch.late_seconds_in_every_second_step(num_steps)
-    # A lock that is held while the model computes is held for about a step.
+    # A lock held during the computation would be held for about a step.
     most = min(MAX_LATE_SECONDS, serving_seconds / num_steps / 3)
     assert late_seconds < most, "the loop waits"
 
@@ -137,7 +140,7 @@ async def test_steps_do_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Stalling(SchedulingPolicy):
-    """Holds up the event loop whenever a step is planned."""
+    """A policy that holds up the event loop whenever a step is planned."""
 
     def __init__(self, stall: Callable[[], None]) -> None:
         self.stall = stall

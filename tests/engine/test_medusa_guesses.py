@@ -1,4 +1,5 @@
-"""What Medusa's heads guess: a chain, and branches that are the next best of the first head."""
+"""Draft tokens of Medusa's heads: a chain, and branches that are the next best of the first
+head."""
 
 from __future__ import annotations
 
@@ -27,17 +28,20 @@ pytestmark = pytest.mark.asyncio
 
 class MedusaGuess(NamedTuple):
     ids: list[int]
-    """All tokens that it knew."""
+    """All tokens known to it."""
     samples: SampleRows
-    """How what comes next is drawn, one row."""
+    """Sampling of the next token, one row."""
     limit: int
     chain: list[int]
     others: list[int]
-    """Its branches, of one token each."""
+    """Branches, of one token each."""
 
     def firsts(self, logits: Tensor) -> list[int]:
-        """As many as there are of what comes of the first head's logits, float32 `[V]`: the best,
-        or what is drawn, and then each time of what is left."""
+        """Choose as many tokens from the first head's logits, float32 `[V]`, as chain and branches
+        begin with.
+
+        They are the best ones, or are drawn without replacement.
+        """
         count = len(self.others) + 1
         if not self.samples["temperature"].any():
             return logits.argsort(descending=True)[:count].tolist()
@@ -52,7 +56,7 @@ class MedusaGuess(NamedTuple):
 def guesses_of_medusa(
     monkeypatch: pytest.MonkeyPatch, end_ids: Collection[int] | None = None
 ) -> list[MedusaGuess]:
-    """Chains and branches from now on; `end_ids` instead of those of the model."""
+    """Record chains and branches from now on. `end_ids` replaces those of the model."""
     made: list[MedusaGuess] = []
     known: dict[int, list[int]] = {}
     start, extend_all = DraftMedusa.start, DraftMedusa.extend_all
@@ -84,7 +88,7 @@ def guesses_of_medusa(
 
 
 def choose_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps have many guesses, then few: how many doesn't depend on what they take."""
+    """Give steps many draft tokens, then few, regardless of their cost."""
     turns = cycle([9, 5, 3, 1])
 
     def choose(
@@ -127,7 +131,7 @@ async def test_medusa_branches_are_what_the_first_head_guesses_otherwise(
 async def test_medusa_guesses_nothing_behind_an_end(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a chain nor the branches of the step before."""
+    """Neither a chain nor branches of the previous step."""
     params = msgspec.structs.replace(GREEDY, max_tokens=24, ignore_eos=True)
     async with Engine(str(models / "target")) as engine:
         answer = (await engine.generate(SHARED, params)).samples[0].token_ids

@@ -1,4 +1,4 @@
-"""What a caller types who means something else: the error says what."""
+"""Common misuse by callers: the error says how to do it right."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_parameter_that_is_none_names_the_nearest(wrong: str, said: str) -> No
 
 
 class Lying(str):
-    """Text that says it is another."""
+    """Text that claims to be another."""
 
     def __str__(self) -> str:
         raise KeyError("planted")

@@ -1,4 +1,4 @@
-"""An engine whose model has a template of its own for prompts with tools."""
+"""An engine whose model has a separate template for prompts with tools."""
 
 from __future__ import annotations
 

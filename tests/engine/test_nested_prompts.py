@@ -1,4 +1,4 @@
-"""Lists of prompts don't nest: one in the place of a prompt is refused by its name and place."""
+"""Lists of prompts don't nest: the error names the argument and index of a nested one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_list_of_prompts_is_no_prompt_of_a_call_that_takes_one(nested: list[An
 
 
 class Changing(list[Any]):
-    """Says something else each time it is asked."""
+    """Changes its answer each time."""
 
     asked = 0
 

@@ -1,4 +1,4 @@
-"""Classes that say what JSON is go where a schema goes, and completions become their objects."""
+"""Classes that describe JSON are accepted as schemas, and completions become their objects."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_calls_in_place_of_content_say_so() -> None:
 
 
 class Hostile(type):
-    """Classes that raise whatever they are asked."""
+    """Classes that raise on every access to `model_*`."""
 
     def __getattribute__(cls, name: str) -> Any:
         if name.startswith("model_"):
@@ -231,7 +231,7 @@ class Breaking(Lying):
 
 
 class Muttering(Lying):
-    """Raises what can't be shown, and says itself for a schema."""
+    """Raises an exception that can't be shown, and returns itself as a schema."""
 
     @classmethod
     def model_json_schema(cls) -> Any:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio
 
 Request = tuple[list[int], SamplingParams]
 Answers = list[list[tuple[int, ...]]]
-"""For each request, the ids of each of its samples."""
+"""Token ids of each sample of each request."""
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -36,7 +36,7 @@ QWEN3: dict[str, Any] = {
 }
 MODELS = ("pyhelp", "random-qwen3")
 PREFIX_TOKENS = {"pyhelp": 1008, "random-qwen3": 1024}
-"""pyhelp's context holds 1,024 tokens: that many are left for a question and its answer."""
+"""pyhelp's context holds 1,024 tokens. This leaves room for a question and its answer."""
 
 every_model = pytest.mark.parametrize("model", MODELS)
 
@@ -49,7 +49,7 @@ def path_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def token_ids(count: int, seed: int = 0) -> list[int]:
-    """Ids that every model here knows and none of them ends with."""
+    """Return ids that every model here knows and that end no answer."""
     return [3 + (31 * seed + 17 * i * i + i) % 250 for i in range(count)]
 
 
@@ -64,7 +64,7 @@ def drawn(max_tokens: int, seed: int, n: int = 1) -> SamplingParams:
 
 
 async def ask(engine: Engine, requests: Sequence[Request]) -> Answers:
-    """Submit everything at once."""
+    """Submit all requests at once."""
     completions = await asyncio.gather(*(engine.generate(*request) for request in requests))
     return [[sample.token_ids for sample in completion.samples] for completion in completions]
 
@@ -72,7 +72,7 @@ async def ask(engine: Engine, requests: Sequence[Request]) -> Answers:
 async def answers_of(
     path: str, *waves: Sequence[Request], **options: Any
 ) -> tuple[Answers, EngineStats]:
-    """Each wave is submitted when the one before has been answered."""
+    """Submit each wave after the previous one has been answered."""
     options = {"num_pages": 1000, **options}
     async with Engine(path, dtype="float32", **options) as engine:
         answers: Answers = []
@@ -101,7 +101,7 @@ async def test_thirty_two_requests_at_once_compute_their_common_prefix_once(
     assert with_cache.tokens_prefilled_total == len(prefix) + tail_tokens
     assert with_cache.tokens_cached_total == 31 * len(prefix)
     if chunk_tokens == 2048:
-        # What every request computes by itself: a quarter of them is as good as all.
+        # Requests that compute everything themselves: a quarter of them is enough.
         computed, without = await answers_of(
             path_of[model], requests[::4], prefix_caching=False, **options
         )
@@ -128,7 +128,7 @@ async def test_the_second_of_two_equal_prompts_of_16_tokens_computes_1(model, pa
     [
         (1, True, 1, "all"),
         (1, False, 1, "all"),
-        # A page counts once it is full, and then answer and prompt may be in one.
+        # A page counts once it is full, and may then hold prompt and answer.
         (16, True, 20, "all"),
         (16, True, 1, "none"),
         (16, False, 20, "none"),
@@ -164,7 +164,7 @@ async def test_a_question_reuses_the_one_before_up_to_the_difference(
 @pytest.mark.parametrize(("page_size", "reused"), [(1, 49), (16, 49)])
 @every_model
 async def test_a_second_turn_starts_after_the_first_answer(model, page_size, reused, path_of):
-    """The answer's last token was never computed; all before it was."""
+    """All tokens but the answer's last were computed."""
     options = {"dtype": "float32", "page_size": page_size, "num_pages": 2000 // page_size}
     async with Engine(path_of[model], **options) as engine:
         prompt = token_ids(30)
@@ -251,7 +251,7 @@ async def test_swapped_requests_go_on_as_recomputed_ones_do(model, prefix_cachin
     assert stats.pages_held_by_requests == 0
 
 
-# -- whatever the settings
+# -- all settings
 
 SCARCE: dict[str, Any] = {"output_reserve_tokens": 0, "num_pages": 22}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -324,7 +324,7 @@ def conversation() -> tuple[list[Request], list[Request]]:
 
 @pytest.fixture(scope="module")
 def expected(path_of) -> dict[str, Answers]:
-    """Every request by itself, without a cache."""
+    """Answers of every request by itself, without a cache."""
 
     async def compute(path: str) -> Answers:
         async with Engine(path, dtype="float32", prefix_caching=False, num_pages=100) as engine:
@@ -334,7 +334,8 @@ def expected(path_of) -> dict[str, Answers]:
 
 
 def _case(model: str, settings: str) -> Any:
-    """The embedded model takes a second or two each time: all but the hardest ones are slow."""
+    """Make a case. The embedded model takes a second or two each time: only its hardest cases
+    are not marked slow."""
     quick = model != "pyhelp" or settings in ("chunks", "scarce, pages of 2, swap, chunks")
     return pytest.param(model, settings, marks=() if quick else pytest.mark.slow)
 

@@ -1,4 +1,4 @@
-"""Rejection sampling in an engine: its tokens have the distribution of those without guesses."""
+"""Rejection sampling in an engine: tokens have the distribution of those without draft tokens."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ TIGHT: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target and a draft of few tokens, two of more than bytes, which are mostly wrong about each
-    other, and a draft that is mostly right."""
+    """A target and a draft with few tokens, and a draft that is mostly right. Also two models
+    with more than bytes, which mostly disagree."""
     path = tmp_path_factory.mktemp("models")
     config = tiny_models.CONFIGS["qwen3"] | {"num_hidden_layers": 1, "tie_word_embeddings": False}
     for seed, name in enumerate(("target", "draft")):
@@ -86,8 +86,10 @@ async def counts(
     requests: int = REQUESTS,
     **options: Any,
 ) -> tuple[Counts, EngineStats]:
-    """How often two tokens behind each other are which: `[places, V * V]`, from the second and
-    third on. The first comes with the prompt, without a guess."""
+    """Count pairs of tokens in a row: `[places, V * V]`, from the second token on.
+
+    The first token comes with the prompt, without a draft token.
+    """
     prompts = [
         (PROMPT, msgspec.structs.replace(params, seed=first_seed + SAMPLES * number, n=SAMPLES))
         for number in range(requests)
@@ -171,7 +173,7 @@ async def test_more_guesses_are_kept_than_by_sampler_match(models: Path) -> None
 
 
 async def test_a_seed_has_its_tokens_again(models: Path) -> None:
-    """Where as many guesses are made: without overlap that depends on nothing that takes time."""
+    """Requires the same number of draft tokens; without overlap it depends on no timing."""
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     found: list[list[tuple[int, ...]]] = []
     for first_seed in (0, 0, 1000):
@@ -182,7 +184,7 @@ async def test_a_seed_has_its_tokens_again(models: Path) -> None:
 
 
 async def test_greedy_answers_are_those_without_guesses(models: Path) -> None:
-    """Also beside others that aren't greedy, with penalties and log-probabilities."""
+    """Holds beside requests that sample, and with penalties and log-probabilities."""
     greedy = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0, logprobs=2)
     penal = msgspec.structs.replace(greedy, repetition_penalty=1.4, presence_penalty=0.3)
     others = SamplingParams(max_tokens=30, ignore_eos=True, seed=7)
@@ -215,7 +217,7 @@ async def test_log_probabilities_are_those_of_the_model(models: Path) -> None:
 
 
 async def test_guided_answers_stay_in_their_form(models: Path) -> None:
-    """Masks come late here, and most guesses are what no mask has."""
+    """Masks come late here, and most draft tokens are forbidden by masks."""
     pattern = "[a-z0-9]{20}(-[a-z]{2,5}){3}"
     form = StructuredOutput(regex=pattern)
     params = SamplingParams(max_tokens=60, temperature=0.4, structured_output=form)
@@ -231,7 +233,8 @@ async def test_guided_answers_stay_in_their_form(models: Path) -> None:
 
 
 async def test_drafters_that_draw_nothing_change_no_token(models: Path) -> None:
-    """Their guesses are certain to them: what is drawn is what would have been drawn."""
+    """These drafters are certain of their draft tokens, so the same tokens are drawn as without
+    them."""
     params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.3, seed=3)
     expected, _ = await completions(models / "target", [(PROMPT, params)])
     for drafter in ("ngram:min_ngram=1", "suffix"):

@@ -1,4 +1,4 @@
-"""Metadata, session and forecast: what policies, admission checks and observers see of them."""
+"""Metadata, session and forecast, as policies, admission checks and observers see them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Ears(Observer):
 
 
 class Door:
-    """An admission check that lets all in."""
+    """An admission check that admits every request."""
 
     def __init__(self) -> None:
         self.asked: list[RequestInfo] = []
@@ -124,7 +124,7 @@ async def test_scores_embeddings_and_beams_have_metadata_and_session() -> None:
         await engine.beam_search(PROMPT, beam_width=2, max_tokens=2, **said)
         assert len(policy.seen) > looks == 3
         assert all(told_of(one) == ({"step": "plan"}, "s", None) for one in policy.seen)
-        # Where nothing is answered, there is nothing to forecast.
+        # A request without an answer has nothing to forecast.
         with pytest.raises(TypeError, match="predicted_output_tokens"):
             await engine.score(PROMPT, [1], predicted_output_tokens=1)  # pyright: ignore
 

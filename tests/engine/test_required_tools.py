@@ -59,7 +59,7 @@ async def test_an_answer_is_a_call_of_a_required_tool(
 
 @pytest.mark.parametrize("most", [0, 2, 5, 99])
 async def test_behind_the_budget_of_its_reasoning_an_answer_calls(most: int) -> None:
-    """Where the budget is over, what closes the reasoning begins a call, which the model ends."""
+    """The end of the budget closes the reasoning and begins a call, which the model finishes."""
     rest = f"{AGAIN}{CALL}"
     text = f"{ANALYSIS}{'hmm..'[:most]}{rest}"
     async with Engine(ScriptedModel(HARMONY, text)) as engine:
@@ -74,7 +74,8 @@ async def test_behind_the_budget_of_its_reasoning_an_answer_calls(most: int) -> 
 async def test_behind_the_budget_calls_are_in_the_answer_where_they_are_read_there(
     calls: str,
 ) -> None:
-    """The parser of another family reads calls in the channel `final`, which the budget opens."""
+    """The parser of another family reads calls in the channel `final`, which opens after the
+    budget."""
     text = f"{ANALYSIS}hm{AGAIN}{FINAL}{call_in('hermes', 'weather', OSLO)}"
     async with Engine(ScriptedModel(HARMONY, text)) as engine:
         params = SamplingParams(seed=0, thinking_token_budget=2)
@@ -138,7 +139,7 @@ async def test_what_required_tools_do_not_go_with_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("reasoning", ["auto", "none"])
 async def test_a_head_that_was_cut_off_is_no_content(reasoning: Any) -> None:
-    """Its first words stand before a mark."""
+    """A truncated head begins with words before any mark."""
     async with Engine(ScriptedModel(HARMONY, RECIPIENT_FIRST)) as engine:
         for most in range(1, RECIPIENT_FIRST.index("<") + 1):
             params = SamplingParams(max_tokens=most)

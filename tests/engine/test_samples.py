@@ -1,4 +1,4 @@
-"""Several samples of one prompt: whose tokens they are, and that they end as one request."""
+"""Several samples of one prompt: each gets its own tokens, and they end as one request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def answer(sample: int, count: int = 20, seed: int = 7) -> list[int]:
 
 
 async def read(stream: TokenStream, samples: int) -> list[list[int]]:
-    """Ids by sample, each checked to come in order."""
+    """Return ids by sample, checked to come in order."""
     return by_sample([token async for token in stream], samples)
 
 
@@ -297,7 +297,7 @@ async def test_more_samples_than_a_step_holds_are_refused_at_once():
 
 
 class Books(SchedulingPolicy):
-    """Notes who came and who ended, in order."""
+    """Notes arrivals and ends, in order."""
 
     def __init__(self) -> None:
         self.live: dict[int, str] = {}
@@ -306,7 +306,7 @@ class Books(SchedulingPolicy):
     def arrived(self, requests):
         for request in requests:
             assert request.arrival_index not in self.live
-            # The id of a request that ended may be another's; that of one of its samples is too.
+            # The id of an ended request may be reused, and its samples share it.
             self.live[request.arrival_index] = request.request_id
 
     def finished(self, requests):
@@ -334,7 +334,7 @@ async def test_books_kept_by_arrival_index_survive_samples_and_ids_that_come_aga
 
 
 async def test_of_more_answers_the_best_are_returned_in_order():
-    # Answers of several lengths: by their sums the short ones would be best.
+    # Answers differ in length: ranked by sums, the short ones would win.
     eos = frozenset({answer(1)[3], answer(4)[9]})
     async with engine(eos, max_num_seqs=8) as it:
         asked = SamplingParams(max_tokens=20, seed=7, n=8, logprobs=0)

@@ -1,4 +1,4 @@
-"""Results have a short `repr`, whatever is in them."""
+"""Results have a short `repr`, regardless of their contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader gets of a request whose tokens are guessed, and what is counted of it."""
+"""Readers' view of requests with draft tokens, and the counts of these."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def engine_of(
 
 @dataclass
 class Read:
-    """All that there is to see of a request, but for how fast it was."""
+    """Everything a reader sees of a request, except for its timing."""
 
     tokens: list[list[Token]]
     reasons: tuple[FinishReason | None, ...]
@@ -96,7 +96,7 @@ async def read(
 
 
 def drawn(source: random.Random) -> tuple[list[int], SamplingParams]:
-    """A prompt, and parameters by which its answer may end at any place for any reason."""
+    """Draw a prompt, and parameters that may end its answer at any position for any reason."""
     prompt = [source.randrange(3)] * source.randint(1, 30) + [source.randrange(40, 90)]
     tokens = expected_tokens(prompt, 40, seed_of(prompt))
     letters = [chr(token) for token in tokens if 33 <= token < 127]
@@ -147,7 +147,7 @@ def test_no_guess_changes_what_a_reader_gets(guess: str, overlap: bool) -> None:
         guessed = run_simulated(partial(answers, GUESSES[guess], seed), seed=seed)
         for one, other in zip(guessed, plain, strict=True):
             assert one.answer[:3] == other.answer[:3]
-            # What others have cached by then is a matter of time.
+            # The tokens found in the cache depend on timing.
             assert one.answer[3][:2] == other.answer[3][:2]
             ends.update(type(reason) for reason in other.stop_reasons)
             ends.update(other.reasons)
@@ -155,7 +155,7 @@ def test_no_guess_changes_what_a_reader_gets(guess: str, overlap: bool) -> None:
 
 
 def first_letter(tokens: Sequence[int], least: int) -> int:
-    """The place of the first token from `least` on that is a letter which didn't come before."""
+    """Return the index of the first token from `least` on that is a letter for the first time."""
     return next(
         place
         for place in range(least, len(tokens))
@@ -168,7 +168,7 @@ def first_letter(tokens: Sequence[int], least: int) -> int:
 def test_nothing_behind_an_end_in_the_middle_of_a_step_is_told_or_counted(
     end: str, overlap: bool
 ) -> None:
-    """All that a step brings but the first is behind the end there."""
+    """All tokens of the last step but the first come after the end."""
     tokens = expected_tokens(PROMPT, 60, seed_of(PROMPT))
     place = first_letter(tokens, 3)
     params = {
@@ -212,7 +212,7 @@ def test_a_step_brings_no_more_to_a_full_mailbox_than_those_in_flight(overlap: b
             async with engine.stream(PROMPT, params) as stream:
                 await asyncio.sleep(100 * STEP_SECONDS)
                 there = stream.usage.completion_tokens
-                # One short of full before the last step that was planned, and one in flight.
+                # One short of full before the last planned step, and one step in flight.
                 assert 2 <= there <= 1 + 8 * (2 if overlap else 1)
                 ids = [token.id async for token in stream]
             assert ids == expected_tokens(PROMPT, 60, seed_of(PROMPT))
@@ -250,7 +250,7 @@ def test_a_completion_is_its_steps_and_the_guesses_that_were_right(
         drawing = [part for part in parts if part.num_sampled]
         assert len(drawing) + usage.accepted_draft_tokens == usage.completion_tokens == 60
         assert sum(part.num_sampled for part in drawing) == 60
-        at = 0  # each goes on where the last guess before it that was right stands
+        at = 0  # each continues after the last accepted draft token
         for part in drawing:
             assert part.start_tokens + part.num_tokens >= at + len(PROMPT)
             assert part.start_tokens == (at + len(PROMPT) - 1 if part.is_decode else 0)
@@ -269,7 +269,7 @@ def test_a_completion_is_its_steps_and_the_guesses_that_were_right(
 
 
 def plans_of(engine: Engine) -> list[tuple[ItemKind, int, int]]:
-    """Kind, start and count of each item that is launched from now on."""
+    """Record kind, start and count of each item that is launched from now on."""
     items: list[tuple[ItemKind, int, int]] = []
     runner = engine._lifecycle.model.runner
     launch = runner.launch
@@ -298,7 +298,7 @@ def test_a_request_without_guesses_has_the_steps_of_an_engine_without(overlap: b
 
 
 class OnAndOff(SchedulingPolicy):
-    """Allows guesses for some steps, then none for some, and so on."""
+    """Allows draft tokens for some steps, then none for some, and so on."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -311,7 +311,8 @@ class OnAndOff(SchedulingPolicy):
 @pytest.mark.parametrize("guess", GUESSES)
 @pytest.mark.parametrize("overlap", [True, False])
 def test_guesses_come_and_go_and_nothing_is_left_of_them(guess: str, overlap: bool) -> None:
-    """Once guesses are known to be right or wrong, a step without any is a plain decode."""
+    """A step without draft tokens is a plain decode once earlier ones are known to be right or
+    wrong."""
 
     async def main() -> None:
         async with engine_of(GUESSES[guess], overlap=overlap, policy=OnAndOff()) as engine:
@@ -348,7 +349,7 @@ def test_the_prefix_cache_has_what_was_drawn_and_nothing_that_was_guessed(
             await read(engine, PROMPT, params)
             known = [*PROMPT, *tokens]
             asked = [known[:end] for end in range(len(PROMPT), len(known) + 1)]
-            # What one token of them as it might have been guessed has behind it.
+            # Also prompts with one wrong token, which may have been a draft token.
             asked += [[*known[:end], (known[end] + 1) % 256, *known[end + 1 :]] for end in (8, 20)]
             for prompt in asked:
                 told = await read(engine, prompt, SamplingParams(max_tokens=1, seed=0))
@@ -385,7 +386,7 @@ def test_the_drafter_knows_what_each_slot_has_drawn_however_often_slots_change_h
 
 
 class Seldom(SchedulingPolicy):
-    """Allows guesses for four of every fifty tokens."""
+    """Allows draft tokens for four of every fifty tokens."""
 
     def draft(self, request: RequestView, limit: int, view: SchedulerView) -> int:
         return limit if request.generated_tokens % 50 < 4 else 0

@@ -1,4 +1,4 @@
-"""Stop strings are prepared once, however many completions they end."""
+"""Stop strings are prepared once for all completions that use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG_STOPS = tuple(f"{number:03}" + "abc" * 20 for number in range(16))
 
 @pytest.fixture
 def made() -> Iterator[list[tuple[str, ...]]]:
-    """The stop strings of each automaton that is made."""
+    """Record the stop strings of each automaton that is made."""
     made: list[tuple[str, ...]] = []
     make = StopAutomaton.__init__
 
@@ -44,7 +44,7 @@ async def test_samples_and_prompts_with_the_same_stop_strings_share_one_automato
 async def test_each_sample_has_a_place_of_its_own_in_the_automaton(
     made: list[tuple[str, ...]],
 ) -> None:
-    """Samples that meet their stop string at different tokens are cut each at its own."""
+    """Samples that reach their stop string at different tokens are each cut at their own."""
     free = SamplingParams(n=4, max_tokens=24, temperature=1, seed=3, ignore_eos=True)
     async with Engine("pyhelp") as engine:
         texts = [sample.text for sample in (await engine.generate("def f", free)).samples]

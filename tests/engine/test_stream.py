@@ -72,7 +72,7 @@ async def test_started_waits_for_the_first_token_and_takes_none():
 async def test_a_stream_that_is_collected_while_its_request_moves_on_is_not_computed(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The collector may run at any allocation, in the middle of taking a request in."""
+    """The collector may run at any allocation, even while a request is taken in."""
     async with Engine(FakeModel(num_pages=64, max_model_len=1000)) as it:
         live = it._lifecycle
         place = live.core if moment == "encoded" else live.scheduler
@@ -89,7 +89,7 @@ async def test_a_stream_that_is_collected_while_its_request_moves_on_is_not_comp
         monkeypatch.setattr(place, "submit", collecting)
         gc.disable()
         try:
-            # Long enough for a thread, and held by nothing but itself.
+            # Long enough for a thread, and referenced only by itself.
             circle: list[object] = [it.stream("x" * 600, SamplingParams(max_tokens=200))]
             circle.append(circle)
             del circle

@@ -43,7 +43,7 @@ MEMBERS = {
     "glm45": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
     "qwen3_coder": "<parameter={}>\n{}\n</parameter>\n",
 }
-"""An argument, where it isn't JSON."""
+"""An argument in each format that isn't JSON."""
 CALLS = (
     ("weather", '{"city": "Oslo"}', True),
     ("weather", '{"city": "Reykjavik"}', False),

@@ -1,5 +1,5 @@
-"""Answers that have a form, through the whole engine: whatever the model would rather say, chunks,
-preemption, forks and neighbours."""
+"""Structured output through the whole engine: with any model, chunks, preemption, forks and
+neighbours."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TIGHT: dict[str, Any] = {
     "max_num_batched_tokens": 13,
     "output_reserve_tokens": 0,
 }
-"""Prompts are chunked, and requests preempted."""
+"""Options with which prompts are chunked and requests preempted."""
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -70,19 +70,19 @@ COMPACT = StructuredOutput(json_schema=SCHEMA, disable_any_whitespace=True)
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random model, which has no good manners."""
+    """A random model, which follows no form by itself."""
     path = tmp_path_factory.mktemp("model")
     return str(write_random_model(path, TINY, seed=3, dtype="float32"))
 
 
 def text_of(ids: tuple[int, ...]) -> str:
-    """Without the end, which is no special token of this model."""
+    """Decode without the end token, which is no special token of this model."""
     assert ids[-1] == 270
     return b"".join([bytes([i]) if i < 256 else b"?%d" % i for i in ids[:-1]]).decode()
 
 
 def requests() -> list[tuple[list[int], SamplingParams]]:
-    """Of many kinds, and some of no form."""
+    """Requests with structured outputs of many kinds, and some without."""
     every = []
     for place in range(8):
         form = COMPACT if place % 4 else None
@@ -132,7 +132,7 @@ async def test_answers_of_a_random_model_validate_and_are_the_same_whatever_happ
 async def test_what_is_forced_takes_no_steps_and_is_told_token_by_token(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masks, "WAIT_SECONDS", 10)  # a step more for each mask that came too late
+    monkeypatch.setattr(masks, "WAIT_SECONDS", 10)  # each late mask would take one more step
     form = StructuredOutput(choice=["a long answer that is the only one there is"])
     params = SamplingParams(structured_output=form)
     steps = []
@@ -251,7 +251,7 @@ async def test_a_grammar_that_names_the_end_of_answers_is_refused(end: str) -> N
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Forms whose expression has a "z" are compiled when this is set."""
+    """Block compiles of forms whose expression has a "z", until this event is set."""
     gate = threading.Event()
     compile_grammar = compiling.compile_grammar
 
@@ -397,7 +397,7 @@ async def test_a_form_that_takes_too_long_keeps_one_thread_however_often_it_is_a
         if len(called) == 1:
             assert gate.wait(LIMIT_SECONDS)
             if not ends_well:
-                raise RuntimeError("too late")  # which says nothing of the form
+                raise RuntimeError("too late")  # which says nothing about the form
         return compile_grammar(vocabulary, form)
 
     monkeypatch.setattr(compiling, "compile_grammar", slowly)
@@ -445,7 +445,7 @@ async def test_closing_does_not_wait_for_a_form_that_is_compiled(
 @pytest.mark.asyncio
 async def test_grammars_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "MAX_KEPT", 3)
-    monkeypatch.setattr(compiling, "MAX_KEPT_BYTES", most := 9_000_000)  # of two forms
+    monkeypatch.setattr(compiling, "MAX_KEPT_BYTES", most := 9_000_000)  # the size of two forms
     async with Engine("pyhelp") as engine:
         live = engine._lifecycle
         compiler = live.intake.compiler
@@ -479,7 +479,7 @@ async def test_an_answer_whose_form_is_slow_to_follow_waits_alone(
         plain = SamplingParams(max_tokens=50, ignore_eos=True)
         await engine.generate([5, 6], plain)
         assert not waiting.done()
-        await asyncio.sleep(0.1)  # nothing is computed meanwhile, and nobody calls that a failure
+        await asyncio.sleep(0.1)  # nothing is computed meanwhile, and this isn't a failure
         gate.set()
         jsonschema.validate(json.loads(text_of((await waiting).token_ids)), SCHEMA)
 

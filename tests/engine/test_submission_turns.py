@@ -1,4 +1,4 @@
-"""Requests that come at once are submitted some in each turn of the loop, in their order."""
+"""Requests that come at once are submitted in order, a few in each turn of the loop."""
 
 from __future__ import annotations
 

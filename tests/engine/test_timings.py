@@ -1,4 +1,4 @@
-"""What a request says of its times: on a virtual clock, so to the digit."""
+"""Times that a request reports, exact because the clock is virtual."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_time_of_a_step_is_shared_out_by_tokens():
             streams = [it.stream([1], answer(2)), it.stream([2] * 9, answer(2))]
             await asyncio.gather(*map(read, streams))
             short, long = (stream.timings.device_seconds for stream in streams)
-            # A step of 1 and 9 tokens, and one of 1 and 1.
+            # A step of 1 and 9 tokens, then one of 1 and 1.
             assert short == near(0.05 + 0.25)
             assert long == near(0.45 + 0.25)
             assert short + long == near(it.stats().step_seconds_total)
@@ -221,7 +221,7 @@ def test_a_request_that_never_started_was_never_planned():
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("seed", range(10))
 def test_the_times_of_all_requests_add_up(seed, overlap):
-    """Scarce pages, samples, failing steps, and readers that leave, of which some are slow."""
+    """Covers scarce pages, samples, failing steps, and readers that leave, some of them slow."""
     source = random.Random(f"{seed} {overlap}")
     leaving = source.random() < 0.5
     rates = {Fault.STEP_RAISES: 0.02, Fault.LAUNCH_RAISES: 0.02, Fault.BAD_ROW: 0.02}
@@ -303,7 +303,7 @@ def check(stream: TokenStream, timings: Timings) -> None:
 
 
 def test_times_on_uvloop_come_from_the_systems_clock(monkeypatch: pytest.MonkeyPatch):
-    """uvloop's own tells whole milliseconds: a fast answer took no time by it."""
+    """uvloop's own clock has whole milliseconds: a fast answer would take no time."""
     ticks = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: next(ticks) * 100.0)
 
@@ -323,7 +323,7 @@ def test_times_on_uvloop_come_from_the_systems_clock(monkeypatch: pytest.MonkeyP
 def test_a_slow_policy_is_named_on_uvloop_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """Within one iteration uvloop's own clock stands still."""
+    """uvloop's own clock stands still within one iteration."""
     monkeypatch.setattr(time, "monotonic", itertools.count(0, 100.0).__next__)
 
     class Slow(SchedulingPolicy):

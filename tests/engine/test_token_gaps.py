@@ -1,4 +1,4 @@
-"""Gaps between tokens, counted in buckets: within 1 % of what they were, in bounded memory."""
+"""Gaps between tokens, counted in buckets: within 1 % of the true gaps, in bounded memory."""
 
 from __future__ import annotations
 

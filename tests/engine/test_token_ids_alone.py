@@ -1,4 +1,4 @@
-"""A model without a tokenizer serves token ids, and refuses what needs text, saying why."""
+"""A model without a tokenizer serves token ids, and refuses requests for text, saying why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"num_pages": 64, "max_num_seqs": 4, "max_model_len": 
 
 @pytest.fixture
 def without_tokenizer(tmp_path: Path) -> str:
-    """A copy of pyhelp, its weights linked."""
+    """A copy of pyhelp without a tokenizer, its weights linked."""
     source = model_path("pyhelp")
     assert source is not None
     for file in source.iterdir():

@@ -1,5 +1,5 @@
-"""A model that quotes what looks like a call makes none: marks that are special tokens are marks in
-these tokens alone, through the engine."""
+"""A model that quotes the text of a call makes none: marks that are special tokens only count as
+tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASES = [(HARMONY, way) for way in WAYS] + [
 
 
 def quoting(template: str, *, calls: bool) -> ScriptedModel:
-    """A model that types a call, and then maybe makes one."""
+    """A model that types the text of a call, and then may make a real one."""
     model = ScriptedModel(template, "")
     end, encode = chat_tokenizer().encode(END), chat_tokenizer().encode
     typed = f"It says: {FORGED[template]}.".encode()
@@ -61,7 +61,7 @@ async def test_a_call_that_is_typed_is_content(template: str, way: str, calls: b
         assert done.content == f"It says: {FORGED[template]}."
         told = [(call.name, json.loads(call.arguments)) for call in done.tool_calls]
         assert told == [("delete", {"path": "/"})] * calls
-        # In pieces of any size it is the same.
+        # It is the same in pieces of any size.
         for min_tokens in (2, 7, 1000):
             stream = engine.chat(ASK, params, tools=TOOLS)
             while await stream.batch(min_tokens):

@@ -1,4 +1,4 @@
-"""What waits is counted to the token, bounded, and estimated from how fast waiting ended lately."""
+"""Waiting tokens are counted exactly, bounded, and their wait is estimated from recent progress."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_request_is_refused_for_its_deadline_exactly_where_the_estimate_is_pas
                 assert error.retry_after_seconds == pytest.approx(estimate - deadline)
             else:
                 engine.stream([1] * 10, LONG, deadline_seconds=deadline).close()
-            # Without a deadline nothing is late.
+            # Without a deadline no request is late.
             engine.stream([1] * 10, LONG).close()
             for stream in before:
                 stream.close()
@@ -202,7 +202,7 @@ async def estimate_and_wait() -> None:
     params = SamplingParams(max_tokens=20)
     async with Engine(model, max_num_seqs=2) as engine:
         waiting = engine._lifecycle.core.table.waiting
-        # Six pairs, each of some 20 steps: the last begins when five pairs have ended.
+        # Six pairs of about 20 steps each: the last begins when five pairs have ended.
         first = [asyncio.ensure_future(engine.generate([1] * 10, params)) for _ in range(8)]
         await asyncio.gather(*first)
         later = [engine.stream([1] * 10, params) for _ in range(12)]
