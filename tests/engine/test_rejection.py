@@ -233,8 +233,8 @@ async def test_guided_answers_stay_in_their_form(models: Path) -> None:
 
 
 async def test_drafters_that_draw_nothing_change_no_token(models: Path) -> None:
-    """These drafters are certain of their draft tokens, so the same tokens are drawn as without
-    them."""
+    """A draft token without a distribution counts as certain, so the same tokens are drawn as
+    without it."""
     params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.3, seed=3)
     expected, _ = await completions(models / "target", [(PROMPT, params)])
     for drafter in ("ngram:min_ngram=1", "suffix"):

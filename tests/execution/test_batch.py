@@ -1,4 +1,4 @@
-"""A plan as host arrays: what each token is, where it stands, where its KV goes, how it samples."""
+"""A plan as host arrays: ids and positions of tokens, locations of their KV, and their sampling."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start(slot: int, params: SamplingParams = PARAMS, seed: int = 0) -> SlotStar
 def item(
     slot: int, at: int, token_ids: Sequence[int], rows: Sequence[tuple[int, int]] = ()
 ) -> WorkItem:
-    """`rows`: (offset, slot)."""
+    """Make an item. `rows` are (offset, slot)."""
     return placed_item(
         sequence_id=slot,
         slot=slot,
@@ -134,8 +134,8 @@ def test_every_token_and_row_is_where_its_item_says(drawn: tuple[StepPlan, int])
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[list[StepPlan], int]:
-    """Steps in which a few sequences come, go, get a page, and now and then compute more than one
-    token."""
+    """Draw steps in which a few sequences come, go, get a page, and sometimes compute several
+    tokens."""
     page_size = draw(st.sampled_from([1, 2, 16]))
     lengths = {slot: draw(st.integers(1, 40)) for slot in range(draw(st.integers(1, 4)))}
     pages: dict[int, np.ndarray] = {}
@@ -148,7 +148,7 @@ def runs(draw: st.DrawFn) -> tuple[list[StepPlan], int]:
             at, lengths[slot] = lengths[slot], lengths[slot] + count
             needed = -(-lengths[slot] // page_size)
             held = pages.get(slot, np.zeros(0, np.int32))
-            if len(held) < needed or draw(st.booleans()):  # or in their places: others, or copies
+            if len(held) < needed or draw(st.booleans()):  # or replaced by other pages
                 first = draw(st.integers(0, 500))
                 most = needed + draw(st.integers(0, 40))
                 pages[slot] = np.arange(first, first + most, dtype=np.int32)[::-1]
@@ -198,7 +198,7 @@ def test_a_step_reads_the_same_whatever_was_read_before(drawn: tuple[list[StepPl
             assert table[0, row, :needed].tolist() == expected_table[0, row, :needed].tolist()
         assert {name: before[-1][name] for name in expected} == expected
 
-    for step, arrays in zip(steps, before, strict=True):  # what steps in flight read stays
+    for step, arrays in zip(steps, before, strict=True):  # arrays of steps in flight don't change
         now = arrays_of(step)
         assert now.pop("page_table").tolist() == arrays.pop("page_table").tolist()
         assert now == arrays
@@ -277,7 +277,7 @@ def test_a_slot_that_has_not_started_or_has_ended_samples_nothing() -> None:
     reader.read(placed_plan(step=2, started_slots=(start(3),), items=(decode,)))
     with pytest.raises(InvariantError, match=r"slots \[3\] sample"):
         reader.read(placed_plan(step=3, ended_slots=(3,), items=(decode,)))
-    # A step that failed may end what the runner never heard of.
+    # A step that failed may end a slot that the runner never heard of.
     reader.read(placed_plan(step=4, ended_slots=(3, 5), items=()))
 
 
@@ -320,7 +320,7 @@ def test_rows_to_score_and_rows_to_pool_come_behind_those_that_are_sampled():
     assert step.pooled == (3, 1)
     assert len(step.samples) == 2
 
-    # A step that looks like decodes and is none.
+    # A step that looks like decodes but isn't.
     step = reader.read(placed_plan(step=2, items=(one,)))
     assert step.batch is not None
     assert step.batch.logit_rows.tolist() == [0, 0]

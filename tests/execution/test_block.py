@@ -1,4 +1,4 @@
-"""Steps as bytes: whoever computes them from these gives the same tokens."""
+"""Steps as bytes: computing from these gives the same tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve()
 
 
 def travelled(block: StepArrays) -> StepArrays:
-    """The block as whoever receives its bytes has it, and what its host keeps of it."""
+    """Pack and unpack a block, and restore what its host keeps of it."""
     sent = packed(replace(block, verified=None))
     return replace(unpacked(bytearray(bytes(sent))), verified=block.verified)
 
@@ -80,7 +80,7 @@ PLANS = (
 
 
 def tokens_of(blocks: list[StepArrays]) -> list[list[int]]:
-    """Tokens that a worker gives for steps, as a process of its own would."""
+    """Return the tokens that a worker in another process would compute for steps."""
     pages = cache(8)
     worker = CpuWorker(cast(Any, LogitsByToken()), pages, num_slots=16)
     with torch.inference_mode():

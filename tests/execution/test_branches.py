@@ -1,4 +1,4 @@
-"""Branches of guesses in a runner: which wins, what it leaves in the pages, and where it was."""
+"""Branches of draft tokens in a runner: the winner, its KV pages, and its position."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from tests.parity import tiny_models
 from tests.tiers import examples
 
 MOST = 9
-"""Most guesses of an item."""
+"""Most draft tokens of an item."""
 NUM_SLOTS = 3
 PART_SLOT = 2
-"""Slot of a prompt of which the step with guesses computes a part, and draws nothing."""
+"""Slot of a prompt that the step with draft tokens computes a part of, without drawing."""
 PART = [*range(40, 46)]
 POISON = float("nan")
 
@@ -56,7 +56,7 @@ TokenRows = npt.NDArray[np.int64]
 
 
 class Told(Drafter):
-    """Makes the guesses that it is told for each slot, in the step that it is told for."""
+    """Makes prescribed draft tokens for each slot, in the prescribed step."""
 
     def __init__(self, paths: Mapping[int, Paths]) -> None:
         self._paths = paths
@@ -77,7 +77,7 @@ class Told(Drafter):
 
 
 class Follower:
-    """Knows which of the tokens that the step with guesses computed are those of its plan."""
+    """Records which computed tokens of the step with draft tokens belong to its plan."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[StepPlan, TokenRows | None]] = []
@@ -95,7 +95,7 @@ class Follower:
         self.steps.append((plan, rows))
 
     def check(self, paths: Sequence[Paths]) -> None:
-        """They are the ids of its items, where branches are behind all others."""
+        """Check that they are the ids of its items, with branches after all others."""
         plan, rows = self.steps[1]
         if rows is None:
             return
@@ -120,12 +120,12 @@ class Ran:
     outcomes: list[StepOutcome]
     cache: KVCache
     written: torch.Tensor
-    """Entries that are known to be computed, layers and groups first."""
+    """Entries that must be computed, layers and groups first."""
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
 def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    """A model, and one whose layers are in several groups, of which some have windows."""
+    """A plain model, and one whose layers are in several groups, some with windows."""
     path: Path = tmp_path_factory.mktemp("model")
     tiny_models.write(request.param, path)
     return load_model(path, backend=backend_named("native"))
@@ -144,9 +144,12 @@ async def run_all(
     part_first: bool = False,
     dropped: int = 0,
 ) -> list[Ran]:
-    """The prompts, each in a slot, then a step with guesses if there are any, then one by one:
-    `count` tokens of each. In the step with guesses, a part of one more prompt is computed, before
-    or behind them. `dropped`: entries at the ends of the prompts that are written over."""
+    """Compute prompts, each in a slot, then a step with draft tokens, if any, then single tokens.
+
+    Draws at least `count` tokens for each prompt. The step with draft tokens also computes a part
+    of one more prompt, before or after them. The last `dropped` entries of the prompts are
+    overwritten.
+    """
     groups = decoder.layout.num_groups
     lengths = [*(len(one) + count + MOST + 1 for one in prompts), len(PART)]
     sizes = [pages_for(length, page_size) * groups for length in lengths]
@@ -169,7 +172,7 @@ async def run_all(
     runner = StepThreadRunner(host, worker, name="test")
     if paths:
         runner.take_drafter(Told(dict(enumerate(paths))))
-    # Not in order, so that a page that is mistaken for another shows.
+    # Shuffled, so that a page that is mistaken for another shows.
     order = np.random.default_rng(0).permutation(2 * sum(sizes)).astype(np.int32)
     tables = [
         order[first : first + n] for first, n in zip(np.cumsum([0, *sizes]), sizes, strict=False)
@@ -206,7 +209,7 @@ async def run_all(
 def first_plan(
     prompts: Sequence[Sequence[int]], tables: Sequence[Table], temperature: float
 ) -> StepPlan:
-    """All slots start, and the prompts are computed."""
+    """Make a plan that starts all slots and computes the prompts."""
     starts = [
         SlotStart(
             slot=slot,
@@ -242,17 +245,17 @@ def item_of(
     *,
     dropped: int = 0,
 ) -> WorkItem:
-    """With a row at the offset; None: without one."""
+    """Make an item with a row at the offset; None means no row."""
     ids = np.array(token_ids, np.int32)
     rows = () if offset is None else (SampleRow(offset=offset, slot=slot),)
     return WorkItem(kind, slot, slot, start, start - dropped, len(ids), ids, rows)
 
 
 def written_to(cache: KVCache, table: Table, groups: int, count: int) -> torch.Tensor:
-    """The first entries of a slot with this page table, layers and groups first."""
+    """Read the first entries of a slot with this page table, layers and groups first."""
     pages = table.reshape(-1, groups).T  # of each group in order of index
     held = contents(cache)[:, :, torch.from_numpy(pages.copy()).long()]
-    # [layers, 2, groups, pages, heads, page_size, dim] -> indices behind groups
+    # [layers, 2, groups, pages, heads, page_size, dim] -> indices after groups
     return held.transpose(4, 5).flatten(3, 4)[:, :, :, :count]
 
 
@@ -264,7 +267,7 @@ async def run(
     paths: Paths | None = None,
     **options: Any,
 ) -> Ran:
-    """As `run_all` does with one prompt."""
+    """Do what `run_all` does, with one prompt."""
     every = [] if paths is None else [paths]
     (found,) = await run_all(decoder, [prompt], page_size, temperature, every, **options)
     return found
@@ -275,12 +278,12 @@ def wrong(token_id: int) -> int:
 
 
 def path(coming: Sequence[int], right: int, length: int) -> list[int]:
-    """So many right guesses, and then wrong ones."""
+    """Make a path of `right` right draft tokens, and then wrong ones."""
     return [token if at < right else wrong(token) for at, token in enumerate(coming[:length])]
 
 
 def drawn_paths(data: st.DataObject, coming: Sequence[int]) -> Paths:
-    """A chain and at most four branches, each right for some way, for which there are rows."""
+    """Draw a chain and at most four branches within the rows, each right up to some length."""
     left, paths = MOST, list[list[int]]()
     while left > bool(paths) and len(paths) < 5:
         length = data.draw(st.integers(0 if not paths else 1, left - bool(paths)))
@@ -290,8 +293,8 @@ def drawn_paths(data: st.DataObject, coming: Sequence[int]) -> Paths:
 
 
 def assert_as_without(found: Ran, plain: Ran, row: int, paths: Paths, prompt_tokens: int) -> None:
-    """One sequence's tokens and pages are those of a run without guesses, and its path that is
-    right furthest counts."""
+    """Check that tokens and pages of one sequence equal those of a run without draft tokens, and
+    that its best path counts."""
     size = len(plain.token_ids)
     assert found.token_ids[:size] == plain.token_ids
     assert torch.equal(found.written[:, :, :, : plain.written.shape[3]], plain.written)
@@ -365,7 +368,7 @@ def test_two_sequences_of_a_step_are_as_without_guesses(
 def test_branches_of_two_sequences_win_each_for_itself(
     decoder: Decoder, wins: tuple[bool, bool], part_first: bool
 ) -> None:
-    """Where a branch doesn't win, the chain does that is right as far."""
+    """A chain of the same length wins if no branch does."""
     prompts = [[*range(5, 12)], [*range(60, 73)]]
     asked: dict[str, Any] = {"part_first": part_first}
     plain = asyncio.run(run_all(decoder, prompts, 4, 1.0, **asked))
@@ -387,7 +390,7 @@ def test_branches_of_two_sequences_win_each_for_itself(
 def test_each_of_the_branches_can_win(
     decoder: Decoder, page_size: int, max_branches: int, winner: int
 ) -> None:
-    """All are as long as there is room for, and the others right for a token less."""
+    """All branches are as long as there is room for. The others are right for one token less."""
     prompt = [*range(5, 12)]
     plain = asyncio.run(run(decoder, prompt, page_size, 1.0))
     coming = plain.token_ids[len(prompt) + 1 :]

@@ -1,4 +1,4 @@
-"""What the driver says of cards, from a library that answers as NVIDIA's is documented to."""
+"""Reports of NVIDIA's driver about GPUs, from a library that answers as documented."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CARDS = [
 
 
 class FakeLibrary:
-    """libcuda's part that is called; `failing` names a function and its status."""
+    """Used functions of libcuda; `failing` names a function and its status."""
 
     def __init__(self, *cards: Card, version: int = 13000, failing: dict[str, int] | None = None):
         self.cards = cards

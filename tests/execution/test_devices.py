@@ -1,4 +1,4 @@
-"""Which device an engine takes, and what it says of one that it can't."""
+"""The device that an engine takes, and its errors for one that it can't take."""
 
 from __future__ import annotations
 

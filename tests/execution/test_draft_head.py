@@ -1,5 +1,7 @@
-"""A head that would draw what the model draws: all its guesses are right, wherever its pages and
-the states that it reads come from."""
+"""A head that would draw what the model draws: all its draft tokens are right.
+
+That holds wherever its pages, and the states that it reads, come from.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def test_a_wrong_guess_is_forgotten(depth: int) -> None:
     bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
     assert [*run(bench, depth).values()] == [expected_tokens(PROMPT, 40)]
     counters = bench.scheduler.counters
-    # The second of four, and those that were made behind it.
+    # The second of four, and those that follow it.
     assert sum(counters.drafted) - sum(counters.accepted) == 3
     assert sum(counters.accepted) >= 25
 

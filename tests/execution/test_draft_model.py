@@ -1,5 +1,7 @@
-"""A draft model that would draw what the model draws: all its guesses are right, wherever its pages
-come from."""
+"""A draft model that would draw what the model draws: all its draft tokens are right.
+
+That holds wherever its pages come from.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,10 @@ def bench_of(
 
 
 def run(bench: Bench, depth: int, source: random.Random | None = None) -> dict[int, list[int]]:
-    """Keep `depth` steps in flight until nothing is left; the tokens of every sequence. `source`
-    says which steps fail, and who is preempted."""
+    """Keep `depth` steps in flight until nothing is left; return the tokens of every sequence.
+
+    `source` chooses preempted sequences at random.
+    """
     flying: deque[StepPlan] = deque()
     tokens: dict[int, list[int]] = {}
     state = bench.scheduler.state
@@ -79,7 +83,7 @@ def run(bench: Bench, depth: int, source: random.Random | None = None) -> dict[i
 
 
 def check_all_right(bench: Bench) -> int:
-    """The number of guesses, of which none was wrong."""
+    """Check that no draft token was wrong; return their number."""
     counters = bench.scheduler.counters
     assert counters.accepted == counters.drafted
     return sum(counters.drafted)
@@ -102,7 +106,7 @@ def test_a_wrong_guess_is_forgotten(depth: int) -> None:
     assert [*run(bench, depth).values()] == [expected_tokens(PROMPT, 40)]
     counters = bench.scheduler.counters
     assert sum(counters.drafted) >= 30
-    # The second of four, and those that were made behind it.
+    # The second of four, and those that follow it.
     assert sum(counters.drafted) - sum(counters.accepted) == 3
 
 
@@ -127,13 +131,13 @@ def test_what_is_shared_is_computed_once() -> None:
     decoder.most_at_once = 0
     bench.submit([*prompt[:39], 5, 6], max_tokens=9, max_draft_tokens=4)
     run(bench, 1)
-    assert bench.scheduler.counters.tokens_cached == 39  # three of them in a page that was copied
+    assert bench.scheduler.counters.tokens_cached == 39  # three of them in a copied page
     assert check_all_right(bench)
     assert decoder.most_at_once == 3
 
 
 class Seldom(SchedulingPolicy):
-    """Allows guesses once in so many steps: the drafter hears late of how they fared."""
+    """Allows draft tokens once every few steps. The drafter hears late how they fared."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -150,7 +154,7 @@ class Seldom(SchedulingPolicy):
 def test_an_answer_that_was_computed_without_guesses_is_no_hole(
     page_size: int, depth: int, steps: int
 ) -> None:
-    """Its pages take the place of those that guesses were written to."""
+    """Its pages replace those that draft tokens were written to."""
     policy = Seldom(steps)
     bench = bench_of(DraftDecoder(), prefix_caching=True, page_size=page_size, policy=policy)
     for limit in (0, 4):
@@ -176,12 +180,12 @@ def test_nothing_is_guessed_behind_an_end() -> None:
     bench.submit(PROMPT, max_tokens=40, max_draft_tokens=6, end_ids=frozenset(tokens[8:]))
     assert [*run(bench, 1).values()] == [tokens]
     counters = bench.scheduler.counters
-    # The end is a guess too. It is right, and nothing comes of a guess that is the end.
+    # The end is a draft token, too. It is right, and nothing is drafted after it.
     assert (counters.drafted, counters.accepted) == ([2, *[1] * 5], [1] * 6)
 
 
 def test_nothing_is_guessed_once_the_end_is_known() -> None:
-    """As in a step that was in flight when it came."""
+    """A step in flight when the end came is an example."""
     tokens = expected_tokens(PROMPT, 9)
     bench = bench_of(DraftDecoder(), draft_end_ids=tokens)
     bench.submit(PROMPT, max_tokens=9, max_draft_tokens=6)
@@ -235,9 +239,11 @@ def check_always_right(
     depth: int,
     **options: Any,
 ) -> None:
-    """A drafter that knows what comes is right, in a bench of the rest of `TRAFFIC`: with prefix
-    hits, forks, preemptions, pages from the host, windows, and slots and pages that are used
-    again."""
+    """Check that a perfect drafter is always right, in a bench with the rest of `TRAFFIC`.
+
+    Covers prefix hits, forks, preemptions, pages from the host, windows, and reused slots and
+    pages.
+    """
     source = random.Random(seed)
     groups: dict[str, Any] = {"num_window_groups": 1, "window": 5} if windows else {}
     bench = make(

@@ -1,4 +1,4 @@
-"""What drafters rehearse is the most that may come, and no more."""
+"""Drafters rehearse the largest batches that can come, and no larger ones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_draft_model_rehearses_its_largest_batches_and_longest_contexts(
     largest, *others = decoder.batches
     assert len(largest.token_ids) == min(MOST_TOKENS, 3 * longest)
     assert largest.context_lens.tolist() == [longest] * 3
-    # Few that are long, and few that are short, may take kernels of their own.
+    # A few long and a few short contexts may take other kernels.
     contexts = [batch.context_lens.tolist() for batch in others]
     assert sorted(contexts) == [[1], [longest], [longest] * 3]
     assert all(len(batch.token_ids) == len(batch.context_lens) for batch in others)

@@ -1,4 +1,4 @@
-"""An interpreter that exits waits for its threads, for a while."""
+"""Interpreter exit waits for its threads, for a while."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_ctrl_c_while_a_thread_is_waited_for_ends_the_process_without_a_tracebac
 
 def test_a_thread_that_has_ended_is_forgotten() -> None:
     class Ends(threading.Event):
-        """Weakly referenced."""
+        """Can be weakly referenced."""
 
     ends = Ends()
     forgotten = weakref.ref(ends)

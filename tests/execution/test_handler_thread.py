@@ -1,4 +1,4 @@
-"""A thread handles what is put, in order, and ends with its end or its last reference."""
+"""A thread handles items in order, and ends when it is told to, or with its last reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host: what a worker is called with, and what it never sees."""
+"""The host's calls of a worker, and what it keeps from the worker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Drawn:
 
 
 def plan_of(step: int, *slots: int, **fields: Any) -> StepPlan:
-    """A step with a token of each slot."""
+    """Make a step with a token of each slot."""
     items = tuple(
         placed_item(
             sequence_id=slot,
@@ -95,7 +95,7 @@ def test_a_plan_that_cannot_be_read_fails_in_its_turn_and_reaches_no_worker() ->
     host, worker = Host(PAGE_SIZE, 2, 1), Recorder()
     plans = [
         plan_of(0, 0, started_slots=starts(0)),
-        plan_of(1, 1, copies=(COPY,)),  # of a slot that hasn't started
+        plan_of(1, 1, copies=(COPY,)),  # the slot hasn't started
         plan_of(2, 0),
     ]
     reads = [host.read(plan) for plan in plans]  # ahead, as a loop does
@@ -125,7 +125,7 @@ def test_a_slot_with_drafting_is_refused_where_no_drafter_is() -> None:
 
 
 def test_without_a_drafter_nothing_is_kept_of_the_steps() -> None:
-    """A device that runs ahead tells its resolver of every step, and asks nothing first."""
+    """A device that runs ahead tells its resolver of every step, without checking first."""
     resolver = Host(PAGE_SIZE, 2, 1).resolver
     plan = plan_of(0, 0, started_slots=starts(0))
     resolver.take(plan)

@@ -1,4 +1,4 @@
-"""The memory of the KV pools: what fits, and which option is to blame if it doesn't."""
+"""The memory of KV pools: the pages that fit, and the option to blame if they don't."""
 
 from __future__ import annotations
 

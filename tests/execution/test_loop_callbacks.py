@@ -1,4 +1,4 @@
-"""A loop is woken from another thread, which keeps its turn."""
+"""A loop is woken by another thread, which keeps its turn."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ async def test_a_wake_from_another_thread_is_heard():
 
 @pytest.mark.asyncio
 async def test_whoever_wakes_goes_on_before_the_loop_gets_its_turn():
-    """With `call_soon_threadsafe` in place of `wake`, the loop's thread comes in between nearly
-    every time: it waits, and the call lets go of the interpreter's lock. Here nobody else takes it
-    away, however long the system has other work for this thread's processor."""
+    """`call_soon_threadsafe` in place of `wake` would let the loop's thread come in nearly every
+    time.
+
+    That thread waits for the interpreter's lock, and the call releases it. Here nothing takes the
+    lock away, however long the system uses this thread's processor for other work.
+    """
     interval = sys.getswitchinterval()
     loop = asyncio.get_running_loop()
     heard: list[float] = []
@@ -54,7 +57,7 @@ async def test_whoever_wakes_goes_on_before_the_loop_gets_its_turn():
             for _ in range(2000):
                 pass
             went_on.append(time.perf_counter())
-            # The next wake would be heard together with this one.
+            # Otherwise the next wake would be heard together with this one.
             block_until(lambda: len(heard) == len(went_on))
 
     sys.setswitchinterval(1.0)

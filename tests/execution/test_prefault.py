@@ -1,4 +1,4 @@
-"""Memory of KV pages is there before it is written, as far as is asked for and no further."""
+"""Memory of KV pages is provided before they are written, as far ahead as asked and no further."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CACHE_PAGE_BYTES = 2**17
 
 
 class Spare(NamedTuple):
-    """The system has so much memory now for whoever asks, without what was provided already."""
+    """Event: this much memory is available, not counting what was provided already."""
 
     bytes: int
 
 
 class AskedFor:
-    """A cache that notes what of it was asked for."""
+    """A cache that notes which of its pages were provided."""
 
     def __init__(self, num_pages: int, page_bytes: int) -> None:
         self.num_pages = num_pages
@@ -63,8 +63,10 @@ class AskedFor:
 
 @st.composite
 def scenes(draw: st.DrawFn) -> tuple[AskedFor, int, list[int | Spare | None]]:
-    """A cache, how far ahead it is to be there, and what happens: a page written, memory that comes
-    or goes, or None, an idle thread."""
+    """Draw a cache, a distance to provide ahead, and events.
+
+    An event is a written page, a change of available memory, or None for an idle thread.
+    """
     num_pages = draw(st.integers(1, 40))
     page_bytes = prefault.PIECE_BYTES * 2 // draw(st.integers(1, 20))
     cache = AskedFor(num_pages, page_bytes)
@@ -109,11 +111,11 @@ def test_pages_ahead_of_those_written_are_provided_once_and_no_others(scene):
     assert cache.calls == calls
 
 
-# -- the real thing
+# -- real memory
 
 
 def resident(tensor: torch.Tensor) -> list[bool]:
-    """Which of a tensor's pages of the system's are there."""
+    """True for each system page of a tensor that is resident."""
     address, size = tensor.data_ptr(), tensor.nbytes
     assert address % mmap.PAGESIZE == 0
     found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
@@ -123,15 +125,15 @@ def resident(tensor: torch.Tensor) -> list[bool]:
 
 
 def in_small_pages(tensor: torch.Tensor) -> None:
-    """Not in huge ones, so that it shows which of its memory was touched."""
+    """Forbid huge pages, so that touched memory can be told from untouched."""
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         libc = ctypes.CDLL(None, use_errno=True)
         address, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
-        libc.madvise(address, size, mmap.MADV_NOHUGEPAGE)  # refused where there are no huge pages
+        libc.madvise(address, size, mmap.MADV_NOHUGEPAGE)  # refused on systems without huge pages
 
 
 def native_cache(num_pages: int) -> NativeKVCache:
-    """A cache with pages of `CACHE_PAGE_BYTES`."""
+    """Make a cache with pages of `CACHE_PAGE_BYTES`."""
     cache = allocate(NATIVE, 2, num_pages, 16, 4, 128, torch.float32)
     assert isinstance(cache, NativeKVCache)
     assert cache.bytes_per_page == CACHE_PAGE_BYTES
@@ -152,7 +154,7 @@ def test_memory_is_there_when_it_was_asked_for_and_not_before():
 
 @st.composite
 def ranges(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int]:
-    """Sizes of a cache and pages [first, end), for whose bytes the system's pages mean nothing."""
+    """Draw sizes of a cache and pages [first, end), unaligned to pages of the system."""
     layers, pages, size = (
         draw(st.integers(1, 2)),
         draw(st.integers(1, 30)),
@@ -178,7 +180,7 @@ def test_each_page_of_the_system_that_has_a_byte_of_the_range_is_there_and_no_ot
 
 
 def test_writes_find_their_memory_there():
-    """Not a page of zeros in its place, which memory that was only read has."""
+    """Memory that was only read would instead have a shared page of zeros."""
     cache = native_cache(100)
     in_small_pages(cache.storage)
     values = cache.storage
@@ -199,7 +201,7 @@ def test_nothing_that_was_written_changes():
 
 
 def test_nothing_is_lost_that_another_thread_writes_meanwhile():
-    """Bytes that are touched count their writes: one that were put back would fall behind."""
+    """Touched bytes count their writes: a byte that was restored would fall behind."""
     cache = native_cache(64)
     counts = cache.storage[:16].view(torch.uint8).view(-1)[::4096]
     counts.zero_()
@@ -254,9 +256,9 @@ async def test_a_loaded_model_has_memory_for_four_steps_once_it_has_nothing_to_d
     loaded = await loading.load("pyhelp", config, num_slots=4)
     page_bytes = loaded.description["kv_cache_bytes"] // 100_000
     pages = pages or most_bytes // page_bytes
-    warm = pages_for(PROMPT_TOKENS + 1, 16)  # that the first steps have written
+    warm = pages_for(PROMPT_TOKENS + 1, 16)  # written by the first steps
     await until(lambda: len(asked) >= pages)
-    await asyncio.sleep(0.05)  # nothing more is asked for
+    await asyncio.sleep(0.05)  # no more is provided
     await loaded.runner.aclose()
     wanted = range(warm, warm + pages)
     assert asked == [(page, page + 1) for page in wanted]

@@ -13,7 +13,7 @@ MACHINE = 1 << 40
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One whose cgroups are the files that a test puts into this folder."""
+    """A machine whose cgroups are files that a test puts into this folder."""
     monkeypatch.setattr(process_memory, "CGROUPS", tmp_path)
     monkeypatch.setattr(process_memory, "OWN_CGROUPS", tmp_path / "own")
     monkeypatch.setattr(process_memory, "_meminfo_available", lambda: MACHINE)
@@ -67,7 +67,7 @@ STAT = "anon 1\ninactive_file 200\ntotal_inactive_file 250\nactive_file 7\n"
             },
             700,
         ),
-        # As a container sees it that shares the names of the outside.
+        # As seen in a container that shares the names of the outside.
         (
             {"own": "0::/outside/name\n", "memory.max": "1000\n", "memory.current": "300\n"},
             700,

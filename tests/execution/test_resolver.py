@@ -1,4 +1,4 @@
-"""What a runner knows of the slots that it guesses for: no more than was drawn or forced."""
+"""The resolver knows exactly the drawn and forced tokens of slots with draft tokens."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ COMING = [*range(20, 40)]
 
 
 class Slot:
-    """A slot of a runner, whose drafter knows what comes."""
+    """A slot of a runner, with a drafter that knows the coming tokens."""
 
     def __init__(self) -> None:
         self.drafter = ScriptedDrafter(lambda sequence, count: COMING[:count], right_up_to(99))
         ticks = itertools.count()
         self.resolver = Resolver(self.drafter, clock=lambda: float(next(ticks)))
         self.outcome = StepOutcome(step=0, token_ids=())
-        """What came of the last step."""
+        """Outcome of the last step."""
         drafting = DraftedSequence(known_ids=np.array(PROMPT, np.int32), prompt_tokens=len(PROMPT))
         start = SlotStart(slot=0, params=SamplingParams(), seed=0, drafting=drafting)
         self.resolver.take(plan_of(started_slots=(start,)))
@@ -47,7 +47,7 @@ class Slot:
 
     @property
     def known(self) -> list[int]:
-        """What the drafter would know if it were asked now."""
+        """Tokens that the drafter would know if it were asked now."""
         self.resolver._read()
         self.resolver._tell(self.resolver._known)
         return self.drafter.known[0]
@@ -62,7 +62,8 @@ class Slot:
         draws: bool = True,
         dropped: int = 0,
     ) -> WorkItem:
-        """A step with one item, before which so many entries were dropped; as it was resolved."""
+        """Run a step with one item, before which `dropped` entries were dropped; return the
+        resolved item."""
         offset = 0 if kind is ItemKind.VERIFY else len(token_ids) - 1
         rows = (SampleRow(offset=offset, slot=0),)
         ids = np.array(token_ids, np.int32)
@@ -97,7 +98,7 @@ def test_an_index_is_as_far_behind_as_the_position() -> None:
 
 
 def test_only_a_step_that_asks_the_drafter_tells_what_it_takes() -> None:
-    """Behind guesses nobody knows where the next step begins, whether it has some or not."""
+    """The next step's position is unknown after draft tokens, even if it has none itself."""
     slot = Slot()
     slot.step(ItemKind.VERIFY, 3, [20, DRAFT_TOKEN], [21, 22])
     assert slot.outcome.drafting_seconds == 1.0
@@ -107,13 +108,13 @@ def test_only_a_step_that_asks_the_drafter_tells_what_it_takes() -> None:
 
 @pytest.mark.parametrize("sizes", [[4], [1, 1, 1, 1], [3, 1], [1, 3]])
 def test_forced_tokens_are_known_however_many_steps_they_take(sizes: list[int]) -> None:
-    """Items that draw nothing bring tokens as well."""
+    """Items that draw nothing bring tokens, too."""
     slot, forced = Slot(), [20, 21, 22, 23, 24]
     start = 3
     for size in sizes:
         slot.step(ItemKind.PREFILL, start, forced[start - 3 : start - 3 + size], draws=False)
         start += size
-    # The last one is computed by the item that verifies guesses behind it.
+    # The last one is computed by an item that also verifies draft tokens.
     item = slot.step(ItemKind.VERIFY, 7, [24, DRAFT_TOKEN], [25, 26])
     assert (item.start, item.token_ids.tolist()) == (7, [24, 25])
     assert slot.known == [*PROMPT, *forced, 25, 26]
@@ -156,7 +157,7 @@ def test_an_item_behind_a_step_that_failed_begins_no_sooner_than_its_own_pages()
 
 
 class QuickDrafter(ScriptedDrafter):
-    """Guesses that all comes as it does in `COMING`, over and over."""
+    """Always drafts the tokens of `COMING`, over and over."""
 
     is_quick = True
 
@@ -165,7 +166,7 @@ class QuickDrafter(ScriptedDrafter):
             lambda sequence, count: (COMING * (1 + count // len(COMING)))[:count], _all
         )
         self.looks: list[tuple[int, list[int], list[int]]] = []
-        """Slot, what was known, and guesses, of each time that it was asked."""
+        """Slot, known tokens and draft tokens of each call."""
         self.ended: dict[int, list[int]] = {}
 
     def draft(self, slot: int, limit: int) -> Sequence[int]:
@@ -183,7 +184,7 @@ def _all(known: Sequence[int], coming: Sequence[int], limit: int) -> Sequence[in
 
 
 class QuickSlots:
-    """Slots of a runner with a quick drafter, beside what is true of them."""
+    """Slots of a runner with a quick drafter, with the true state of each."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -297,12 +298,12 @@ def test_it_is_asked_however_often_others_start() -> None:
 
 def test_guesses_that_nothing_verifies_are_compared_with_what_was_drawn() -> None:
     slots = QuickSlots(0)
-    slots.random.random = lambda: 0.0  # all comes as it is guessed
+    slots.random.random = lambda: 0.0  # every draft token is right
     slots.start(0)
     for _ in range(2 * LOOK_STEPS):
         slots.decode()
     assert slots.found[0] == [DryRun(LOOK_STEPS, LOOK_STEPS, LOOK_STEPS)]
-    slots.random.random = lambda: 1.0  # nothing does
+    slots.random.random = lambda: 1.0  # none is right
     for _ in range(LOOK_STEPS):
         slots.decode()
     assert slots.found[0][1:] == [DryRun(LOOK_STEPS, LOOK_STEPS, 1)]

@@ -131,7 +131,7 @@ async def test_the_next_call_begins_before_the_loop_hears_of_the_end_of_one():
     goes_on.set()
     results = await asyncio.gather(*handles)
     await thread.aclose()
-    # The end of the second is told at the end of the third, which is the first that says nothing.
+    # The end of the second is only told at the end of the third, which never calls `tell_loop`.
     assert results == [True] * 5
     assert heard == [0, 1, 2, 3, 4]
 

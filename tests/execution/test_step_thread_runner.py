@@ -33,9 +33,9 @@ PAGES = np.arange(4, dtype=np.int32)
 
 
 class LogitsByToken:
-    """A model whose logits depend on the last token alone: token t makes t + 1 the most likely.
+    """A model whose logits depend only on the last token: token t makes t + 1 the most likely.
 
-    Remembers the batches, and what the KV cache held when each came.
+    Remembers the batches, and the contents of the KV cache at each.
     """
 
     def __init__(self, backend: Backend = NATIVE) -> None:
@@ -97,7 +97,7 @@ async def run(
 
 
 def item(slot: int, start: int, ids: list[int], *samples: int) -> WorkItem:
-    """Samples from its last token for each of these slots."""
+    """Make an item that samples from its last token for each of these slots."""
     return placed_item(
         sequence_id=slot,
         slot=slot,
@@ -155,7 +155,7 @@ async def test_torch_keeps_nothing_for_gradients():
 
 @pytest.mark.asyncio
 async def test_a_plan_that_cannot_be_read_fails_its_step_alone():
-    """Slots that it starts have started all the same, as the scheduler believes."""
+    """Slots that it starts have started all the same, as the scheduler assumes."""
     bad = placed_plan(step=2, started_slots=starts(1), items=(item(5, 3, [20], 5),))
     good = placed_plan(step=3, items=(item(0, 4, [PENDING_TOKEN], 0), item(1, 3, [30], 1)))
     first = placed_plan(step=1, started_slots=starts(0), items=(item(0, 3, [20], 0),))
@@ -179,7 +179,7 @@ async def test_memory_is_provided_past_the_pages_that_steps_have_written(monkeyp
     async def is_asked_for(*pages: int) -> None:
         expected = {(page, page + 1) for page in pages}
         await until(lambda: asked >= expected)
-        await asyncio.sleep(0.05)  # for no more
+        await asyncio.sleep(0.05)  # and no more
         assert asked == expected
         asked.clear()
 
@@ -211,7 +211,8 @@ async def test_any_offset_of_an_item_may_be_sampled():
 
 @pytest.mark.asyncio
 async def test_each_sample_draws_what_a_request_of_its_seed_draws_alone():
-    """Equal logits, seeds `s + i`: sample i is the same as that of a request with that seed."""
+    """Logits are equal and seeds `s + i`: sample i equals that of a single request with its
+    seed."""
     first_seed = 2**64 - 4
     slots = range(8)
     started = [starts(i, params=WARM, seed=(first_seed + i) % 2**64) for i in slots]
@@ -251,7 +252,7 @@ async def test_a_row_that_cannot_be_sampled_fails_its_samples_and_nobody_else():
 @on_every_backend
 @pytest.mark.asyncio
 async def test_copies_are_done_in_order_before_the_forward_pass(backend):
-    """A page goes to the host, its place is taken by another, whose old place gets it back."""
+    """A page goes to the host, another takes its place, and it returns to the other's old place."""
     device, host = cache(8, backend=backend), cache(3, 10_000, backend)
     model = LogitsByToken(backend)
     before, on_host = contents(device), contents(host)

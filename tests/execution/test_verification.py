@@ -1,4 +1,4 @@
-"""Which rows a rule of acceptance decides, and which are drawn as if nobody had guessed."""
+"""Rows that a rule of acceptance decides, and rows that are drawn as without draft tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SURE = [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
 
 
 class Drawn:
-    """A drafter that drew the guesses of some slots, all by one distribution."""
+    """A drafter that drew the draft tokens of some slots, all from one distribution."""
 
     def __init__(self, guesses: Mapping[int, int], distribution: Sequence[float]) -> None:
         self._guesses = guesses
@@ -37,7 +37,7 @@ class Drawn:
 
 
 def step_of(guesses: Sequence[Sequence[int]], seed: int = 0) -> StepArrays:
-    """Slot i draws a token, with these guesses behind it."""
+    """Make a step in which slot i draws a token, followed by these draft tokens."""
     slots = SlotTable(len(guesses))
     counts = [len(ids) + 1 for ids in guesses]
     firsts = [sum(counts[:i]) for i in range(len(counts))]
@@ -60,8 +60,8 @@ def outcome(
 
 @on_every_backend
 def test_only_rows_whose_guesses_were_drawn_are_decided_otherwise(backend: Backend) -> None:
-    """Slot 1 has guesses that were not drawn, and slot 2 has none; seeds in which rejection keeps
-    what the race of the row would not have drawn."""
+    """Slot 1 has draft tokens that were not drawn, and slot 2 has none. With many seeds,
+    rejection keeps a token that the row's own draw would not give."""
     other = 0
     for seed in range(0, 300, 3):
         step = step_of([[2, 2], [2], []], seed)
@@ -69,7 +69,8 @@ def test_only_rows_whose_guesses_were_drawn_are_decided_otherwise(backend: Backe
         match = outcome(backend, step, logits, None)
         rule = Drawn({0: 2}, [1 / VOCAB] * VOCAB)
         rejection = outcome(backend, step, logits, rule)
-        # The target's distribution is the draft's: all its guesses are kept, and one more token.
+        # Target and draft have the same distribution: all draft tokens are kept, and one more is
+        # drawn.
         mine = rejection.token_ids[:3]
         assert mine[:2] == (2, 2)
         assert rejection.token_counts[0] == 3
@@ -96,7 +97,7 @@ def test_behind_guesses_that_are_all_kept_a_token_is_drawn_as_without_any(
 @on_every_backend
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_bad_rows_are_told_as_by_sampler_match(bad: float, backend: Backend) -> None:
-    """The first ends its request; one behind a guess is left for a step of its own."""
+    """A bad first row ends its request. A bad row after a draft token is left for the next step."""
     for row in (0, 1, 2):
         logits = torch.tensor([CERTAIN] * 3)
         logits[row, :] = bad

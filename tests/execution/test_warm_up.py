@@ -1,4 +1,4 @@
-"""The first steps of a runner: within what it may do, and paid for before anybody waits."""
+"""The first steps of a runner stay within its limits, and are done before any request waits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Recorder:
         return ()
 
     async def aclose(self) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Requests for tiny models, and what the reference on the CPU answers."""
+"""Requests for tiny models, and the answers of the reference on the CPU."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def requests(count: int, max_tokens: int) -> list[Request]:
 
 
 def asking_requests(count: int, max_tokens: int) -> list[Request]:
-    """The same prompts: of five requests one is plain, and the others ask for more than a draw."""
+    """Make requests with the same prompts: one of five is plain, and the others ask for more
+    than a draw."""
     asked: list[dict[str, Any]] = [
         {"logprobs": 3, "prompt_logprobs": 0},
         {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4},
@@ -70,19 +71,19 @@ def asking_requests(count: int, max_tokens: int) -> list[Request]:
 
 
 async def completions(engine: Engine, asked: Sequence[Request]) -> list[Completion]:
-    """All at once."""
+    """Send all requests at once."""
     return list(await asyncio.gather(*(engine.generate(*request) for request in asked)))
 
 
 async def reference_completions(path: Path, asked: Sequence[Request]) -> list[Completion]:
-    """In float32, in plain torch on the CPU."""
+    """Answer in float32, in plain torch on the CPU."""
     options = {"backend": "reference", "dtype": "float32", **OPTIONS}
     async with Engine(path, **options) as engine:
         return await completions(engine, asked)
 
 
 def check_close(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
-    """The same tokens, with log-probabilities of which only the rounding may differ."""
+    """Check for the same tokens, and for log-probabilities that only differ by rounding."""
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
     for one, other in zip(found, expected, strict=True):
         for mine, theirs in (
@@ -100,7 +101,7 @@ def check_close(found: Sequence[Completion], expected: Sequence[Completion]) -> 
 
 
 async def answers(engine: Engine, asked: Sequence[Request]) -> list[list[int]]:
-    """All at once."""
+    """Send all requests at once."""
 
     async def one(prompt: list[int], params: SamplingParams) -> list[int]:
         async with engine.stream(prompt, params) as stream:
@@ -110,7 +111,7 @@ async def answers(engine: Engine, asked: Sequence[Request]) -> list[list[int]]:
 
 
 async def reference(path: Path, asked: Sequence[Request]) -> list[list[int]]:
-    """In float32, in plain torch on the CPU."""
+    """Answer in float32, in plain torch on the CPU."""
     options = {"backend": "reference", "dtype": "float32", **OPTIONS}
     async with Engine(path, **options) as engine:
         return await answers(engine, asked)

@@ -1,4 +1,4 @@
-"""The place of each test, and one line where there is none."""
+"""The device of each test, or one line about its absence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.gpu.place import Place, is_rehearsal, is_required, why_no_card
 from tests.ops.gpu.interpreter import correct_products, hasten, round_bfloat16_to_nearest
 from tests.parity import tiny_models
 
-# Triton has no packages for anything but Linux on x86-64 and arm64.
+# Triton has packages only for Linux on x86-64 and arm64.
 collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
 
 
@@ -29,13 +29,13 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(autouse=True)
 def no_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suite's own environment keeps engines on the CPU."""
+    """Unset the suite's own setting, which keeps engines on the CPU."""
     monkeypatch.delenv("AIOSERVE_OPS", raising=False)
 
 
 @pytest.fixture(scope="session")
 def place() -> Place:
-    """For tests that can be rehearsed."""
+    """Device for tests that can be rehearsed."""
     correct_products()
     hasten()
     round_bfloat16_to_nearest()
@@ -44,7 +44,7 @@ def place() -> Place:
 
 @pytest.fixture
 def card(place: Place) -> Place:
-    """For those that can't."""
+    """Device for tests that can't be rehearsed."""
     if not place.is_card:
         pytest.skip("this takes a card, and can't be rehearsed")
     return place
@@ -52,7 +52,7 @@ def card(place: Place) -> Place:
 
 @pytest.fixture(scope="session")
 def directory_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Tiny random models by name, in float32."""
+    """Directories of tiny random models by name, in float32."""
     root = tmp_path_factory.mktemp("models")
 
     @cache

@@ -1,7 +1,7 @@
-"""Where the tests of this folder run: on a card, or rehearsed on a device that is the host.
+"""The device of the tests in this folder: a GPU, or the host for a rehearsal.
 
-`AIOSERVE_GPU_TESTS` says what happens where there is no card: they are skipped; with "required"
-that is a failure; with "rehearse" those that can run on the host do, kernels interpreted.
+`AIOSERVE_GPU_TESTS` decides what happens without a GPU. By default the tests are skipped. With
+"required" they fail. With "rehearse", those that can run on the host do, with interpreted kernels.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_rehearsal() -> bool:
 
 @cache
 def why_no_card() -> str | None:
-    """Why nothing can run on a card here; None where it can."""
+    """Reason why nothing can run on a GPU here; None if it can."""
     try:
         CupyDevice(CARD)
     except ConfigError as error:
@@ -66,7 +66,7 @@ class CountedGraph:
 
 
 class CountingCard(CupyDevice):
-    """The card, which counts graphs."""
+    """The GPU, with counts of graphs."""
 
     def __init__(self, index: int = CARD) -> None:
         super().__init__(index)
@@ -81,7 +81,7 @@ class CountingCard(CupyDevice):
 
 @dataclass(slots=True, frozen=True)
 class Place:
-    """`device` is torch's: that of tensors."""
+    """A place to run on. `device` is torch's, for tensors."""
 
     is_card: bool
     device: torch.device
@@ -93,7 +93,7 @@ class Place:
         return cls(False, torch.device("cpu"))
 
     def assembled(self, path: Path, *, way: Way = "block", card: Any = None) -> Assembled:
-        """What an engine loads `path` with, on a device of its own. `card`: on this one."""
+        """Make a source that loads `path`, on a device of its own, or on `card`."""
         from aioserve.ops.gpu.backend import CudaBackend
 
         if not self.is_card:
@@ -102,5 +102,5 @@ class Place:
         return Assembled(path, card or CountingCard(), backend, memory, Threads(way))
 
     def size(self, on_card: int, rehearsed: int) -> int:
-        """How much of something: interpreted kernels take their time."""
+        """Choose an amount of work: interpreted kernels are slow."""
         return on_card if self.is_card else rehearsed

@@ -1,4 +1,4 @@
-"""What goes on beside the steps: captures, other users of the card, and the program's own loop."""
+"""Events beside the steps: captures, other users of the GPU, and the program's own loop."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ LARGE: dict[str, Any] = CONFIGS["qwen3"] | {
     "head_dim": 128,
     "max_position_embeddings": 2048,
 }
-"""A third of a billion parameters."""
+"""A model of a third of a billion parameters."""
 
 
 @contextmanager
 def another_user(device: torch.device) -> Iterator[list[int]]:
-    """A thread that multiplies, allocates and waits on a stream of its own meanwhile. The list has
-    how often."""
+    """Run a thread that multiplies, allocates and waits on its own stream meanwhile.
+
+    The yielded list holds the number of its rounds.
+    """
     ended, rounds = threading.Event(), [0]
 
     def use() -> None:
@@ -92,7 +94,7 @@ def test_graphs_are_captured_while_steps_are_in_flight(
 def test_the_loop_of_the_program_runs_on_while_steps_are_computed(
     place: Place, tmp_path: Path
 ) -> None:
-    """How late a ticker of 1 ms is, is printed and no test: nobody else may use the machine."""
+    """Delays of a 1 ms ticker are printed, not tested: other programs may use the machine."""
     config, dtype = (LARGE, "bfloat16") if place.is_card else (CONFIGS["qwen3"], "float32")
     path = write_random_model(tmp_path / "model", config, dtype=dtype)
     streams, num_tokens = place.size(64, 3), place.size(128, 4)

@@ -1,4 +1,4 @@
-"""Which device an engine takes where there is a card, through its own door."""
+"""The device that a whole engine chooses on a machine with a GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_engine_takes_the_card(
 def test_the_pool_takes_what_is_left_of_the_card_and_not_more(
     card: Place, directory_of: Callable[[str], Path]
 ) -> None:
-    """A share of the whole card, for this process and all others."""
+    """Memory is a share of the whole GPU, for this process and all others."""
     path = directory_of("qwen3")
     gibibyte = 1 << 30
 

@@ -1,4 +1,4 @@
-"""Draft models and heads on a card: they change no token, and what knows the model is right."""
+"""Draft models and heads on a GPU change no token, and a perfect draft is always right."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_guesses_changes_no_token(
     pages: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In float32, with graphs, prefix hits, and requests that are preempted where pages are few."""
+    """Float32, graphs, prefix hits, and few pages, so that requests are preempted."""
     if not place.is_card:
         cuda_is_the_host(monkeypatch)
     kind, _, directory = drafter.partition(":")

@@ -1,4 +1,4 @@
-"""What a real card does when something goes wrong: memory that runs out, and errors that stay."""
+"""Failures of a real GPU: memory that runs out, and errors that stay."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ with device.within():
 
 
 def run(program: str, *arguments: object) -> str:
-    """What a program prints until its end, whatever a library says at the end of the process."""
+    """Return a program's output, whatever a library prints at the end of the process."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     print(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr[-3000:]}")
@@ -131,7 +131,7 @@ def test_a_stream_on_which_nothing_ever_was_tells_of_the_failure(card: Place) ->
     said = dict(line.split(": ", 1) for line in run(WRECK + DEVICE).splitlines())
     assert said["before"] == "ValueError"
     assert said["after"].startswith("cuda:0 (")
-    # An event that was done before may say so; what is asked of the device anew may not.
+    # An event that was done before may say so, but a new query of the device may not.
     assert said["new"] == "DeviceFailedError"
     for stage in ("query", "sleep", "spin"):
         assert said[stage] in ("DeviceFailedError", "nothing")
@@ -142,20 +142,20 @@ def test_a_stream_on_which_nothing_ever_was_tells_of_the_failure(card: Place) ->
 
 @pytest.fixture
 def _no_more_memory(card: Place) -> Iterator[None]:
-    """Tests may forbid torch to take any; afterwards it may again."""
+    """Let tests forbid torch to take any memory; undo that afterwards."""
     yield
     torch.cuda.set_per_process_memory_fraction(1.0, card.device)
 
 
 def forbid_memory(device: torch.device) -> None:
-    """What the allocator kept on the stream of steps is given back, and it gets nothing new."""
+    """Free what the allocator cached on the stream of steps, and let it get nothing new."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(0.0, device)
 
 
 class GenerousCard(CountingCard):
-    """Somebody gives memory back when the runner asks for what is kept."""
+    """A GPU on which another user frees memory when the runner frees its cache."""
 
     frees = 0
 

@@ -1,4 +1,4 @@
-"""FlashInfer's own kernels on a card: they compute what Triton's do, and planning doesn't wait."""
+"""FlashInfer's kernels on a GPU compute what Triton's do, and planning doesn't wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.parity.tiny_models import CONFIGS
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no card"),
     pytest.mark.skipif(find_spec("flashinfer") is None, reason="FlashInfer isn't installed"),
-    # Of packages that it imports.
+    # Warnings of packages that it imports.
     pytest.mark.filterwarnings("default"),
     # Kernels are compiled at their first use.
     pytest.mark.timeout(1800),
@@ -76,7 +76,7 @@ def test_two_steps_are_planned_behind_a_busy_device_without_waiting_for_it(atten
     ]
     expected = [step.rows() for step in steps]
     kinds: list[dict[str, Any]] = [{}, {"window": 33}]
-    for step in steps[:3]:  # all that is compiled and allocated at first
+    for step in steps[:3]:  # compiles and allocates everything
         for kind in kinds:
             step.rows(attention, **kind)
     stream = torch.cuda.Stream()

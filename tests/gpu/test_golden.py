@@ -1,8 +1,8 @@
-"""The golden property: what a request is answered doesn't depend on how it was computed.
+"""The golden property: the answer to a request doesn't depend on how it was computed.
 
-In float32 on tiny models, whose tokens are those of the reference on the CPU: linear layers are
-cuBLAS's, which may sum in another order for another number of rows, and only what is much less
-than the distance between two tokens can differ.
+Models are tiny, in float32, and their tokens are those of the reference on the CPU. Linear layers
+are cuBLAS's, which may sum in another order for another number of rows. The differences must be
+much smaller than the distance between two tokens.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "whatever is there": {},
 }
 WINDOW_PAGES = {"gemma2": 4, "gpt-oss": 4}
-"""Beside those of all layers that see everything, in a small pool."""
+"""Pages for window layers, beside those of full layers, in a small pool."""
 OF_MIXTURES = ("step by step", "graphs", "chunks", "large pages", "computed again", "swapped")
 
 
@@ -71,7 +71,7 @@ async def serve(
 
 
 def asked_at(place: Place) -> tuple[int, int]:
-    """How many requests, and tokens of each."""
+    """Number of requests, and of tokens for each."""
     return place.size(24, 5), place.size(40, 5)
 
 
@@ -93,7 +93,7 @@ def test_tokens_are_those_of_the_reference(
     asked = requests(count, max_tokens)
     found, stats = asyncio.run(serve(source, asked, **options))
     assert found == expected(path, count, max_tokens)
-    # It was computed in the way that it says.
+    # It was computed in the intended way.
     assert (source.device.replays > 0) == (options.get("graph_sizes") != ())
     if "preemption" in options and place.is_card:
         assert stats.preemptions_total > 0
@@ -135,7 +135,7 @@ def test_every_way_of_waiting_ends_every_step(
 def test_one_request_is_answered_the_same_alone_whatever_computes_its_steps(
     place: Place, directory_of: Callable[[str], Path], dtype: str
 ) -> None:
-    """Its products have the same numbers of rows each time: their bits may not differ."""
+    """Numbers of rows are the same each time, so the bits must be the same."""
     path = directory_of("qwen3")
     asked = requests(1, place.size(60, 5))
 

@@ -1,5 +1,8 @@
-"""Linear layers of small numbers at the sizes of real models, where the interpreter says nothing of
-what instructions do: the order of their sums, and whether a row has the same bits in any batch."""
+"""Linear layers of small numbers at the sizes of real models.
+
+The interpreter can't show what real instructions do: the order of their sums, and bits of a row
+that depend on its batch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Form(NamedTuple):
     kind: str = "plain"
     rounded: bool = False
     table: Floats | None = None
-    """What the codes choose from; None: the weight is of integers."""
+    """Values that the codes choose from; None for a weight of integers."""
     scales: Scales = "float32"
     permuted: bool = False
 
@@ -99,8 +102,9 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number_and_the_right_ones(
     error = (together.cpu().double() - expected).abs()
     sizes = torch.from_numpy(dense).double().abs()
     rows = x.cpu().double().abs()
-    # Sums in float32; or half a step of each activation, of 127 in the largest of 128 inputs; or
-    # of 8 in each, and sums that may have fewer bits within a chunk.
+    # Bounds of errors. Int8 activations are off by half a step, with 127 steps up to the largest of
+    # 128 inputs. Those in e4m3 are off by half a step of 8 in each, and their sums may have fewer
+    # bits within a chunk. All others only differ by sums in float32.
     if "int8 rows" in name:
         steps = rows.view(len(x), -1, 128).amax(2) / 254
         in_chunks = sizes.view(outputs, -1, 128).sum(2)

@@ -1,5 +1,7 @@
-"""Decodes that are warm take no memory: not of the card, not pinned, of no library. No step waits
-for the card while it is launched."""
+"""Warm decodes take no memory, neither of the GPU nor pinned, by any library.
+
+No step waits for the GPU while it is launched.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ FIRST, LAST = 20, 220
 
 
 def counts(device: torch.device) -> dict[str, int]:
-    """What has been allocated since the process began."""
+    """Count all allocations since the process began."""
     cupy = cupy_module()
     stats = torch.cuda.memory_stats(device)
     with cupy.cuda.Device(device.index):
@@ -37,7 +39,8 @@ def counts(device: torch.device) -> dict[str, int]:
 
 
 async def serve(engine: Engine, device: torch.device) -> list[dict[str, int]]:
-    """Streams that begin together; the counts when all have some tokens, and before any ends."""
+    """Serve streams that begin together; return the counts once all have some tokens, and before
+    any end."""
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=LAST + 10, ignore_eos=True)
     streams = [engine.stream([3 + i, 9, 4], params) for i in range(STREAMS)]
     noted = []
@@ -55,7 +58,7 @@ async def serve(engine: Engine, device: torch.device) -> list[dict[str, int]]:
 def test_warm_decodes_allocate_nothing(
     card: Place, directory_of: Callable[[str], Path], graph_sizes: tuple[int, ...]
 ) -> None:
-    """An eager step has tensors of its own, which come from what the allocator keeps."""
+    """An eager step makes tensors, whose memory comes from the allocator's cache."""
     options: dict[str, Any] = OPTIONS | {"num_pages": 300, "max_model_len": 256}
     source = card.assembled(directory_of("qwen3"))
 
@@ -76,7 +79,7 @@ def test_warm_decodes_allocate_nothing(
 def test_rows_that_ask_for_more_than_a_draw_make_no_launch_wait(
     card: Place, directory_of: Callable[[str], Path]
 ) -> None:
-    """torch raises wherever it would wait for the card; the runner waits for events of CuPy."""
+    """torch raises if it would wait for the GPU; the runner waits for CuPy's events."""
 
     async def main() -> None:
         source = card.assembled(directory_of("qwen3"))
@@ -91,7 +94,7 @@ def test_rows_that_ask_for_more_than_a_draw_make_no_launch_wait(
 
 
 def test_embeddings_make_no_launch_wait(card: Place, directory_of: Callable[[str], Path]) -> None:
-    """They have one token each, or many."""
+    """Prompts have one token each, or many."""
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 
     async def main() -> None:

@@ -1,7 +1,7 @@
-"""Kernels at the sizes of real models, which no interpreter has the time for.
+"""Kernels at the sizes of real models, which take too long in the interpreter.
 
-The scenes are those of tests/ops, and everything in tests/ops/gpu runs on a card where there is
-one: odd shapes, small tiles, padding and poison are there.
+The scenes are those of tests/ops. Everything in tests/ops/gpu also runs on a GPU if there is one,
+with odd shapes, small tiles, padding and poison.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEADS = {
 }
 LATENTS = {"DeepSeek-V2-Lite": Latents(16, 512, 64), "DeepSeek-V3": Latents(128, 512, 64)}
 BATCH = [(1, 1, 1), (2, 1, 700), (3, 1, 3001), (4, 300, 300), (5, 65, 900), (6, 7, 8)]
-"""Decodes, a prompt, chunks behind a prefix."""
+"""Decodes, a prompt, and chunks that follow a prefix."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def backend(place: Place) -> CudaBackend:
 def attend(
     backend: CudaBackend, scenario: Scenario, window: int = 0, soft_cap: float = 0.0
 ) -> Tensor:
-    """As a decoder calls it. [T, Hq * D]"""
+    """Attend as a decoder does; returns `[T, Hq * D]`."""
     step = scenario.on(backend)
     kind = AttentionKind(step.kv.head_dim**-0.5, window, soft_cap)
     return backend.paged_attention(backend.place(step.qkv), step.at, kind).cpu()
@@ -87,7 +87,7 @@ def test_a_row_of_attention_has_the_same_bits_alone_and_among_others(
 def test_sinks_take_their_share_at_the_sizes_of_gpt_oss(
     backend: CudaBackend, window: int, dtype: torch.dtype
 ) -> None:
-    """Against the same attention without them, whose sums say what share is left."""
+    """Compared with attention without sinks, whose sums give the remaining share."""
     scenario, sinks = lay_out(BATCH, Heads(64, 8, 64), dtype=dtype), random(64, seed=4)
     step = scenario.on(backend)
     found, sums = [], []
@@ -130,7 +130,7 @@ def test_latent_attention_agrees_and_a_row_has_the_same_bits_alone(
 def test_experts_agree_and_a_row_has_the_same_bits_alone(
     backend: CudaBackend, shape: tuple[int, int, int, int], dtype: torch.dtype
 ) -> None:
-    """At the sizes of Qwen3-30B-A3B and GPT-OSS 20B: experts, hidden and inner size, top_k."""
+    """Sizes of Qwen3-30B-A3B and GPT-OSS 20B: experts, hidden and inner size, top_k."""
     count, hidden, inner, top_k = shape
     up, down = (
         random(*each, dtype=dtype, seed=i)
@@ -163,7 +163,7 @@ def test_experts_agree_and_a_row_has_the_same_bits_alone(
 def test_experts_of_four_bits_agree_and_a_row_has_the_same_bits_alone(
     backend: CudaBackend, shape: tuple[int, int, int, int]
 ) -> None:
-    """At the sizes of GPT-OSS 20B, in MXFP4 with biases."""
+    """Sizes of GPT-OSS 20B, in MXFP4 with biases."""
     count, hidden, inner, top_k = shape
     ups = [four_bits(2 * inner, hidden, 2 * i) for i in range(count)]
     downs = [four_bits(hidden, inner, 2 * i + 1) for i in range(count)]
@@ -192,7 +192,7 @@ def test_experts_of_four_bits_agree_and_a_row_has_the_same_bits_alone(
 
 
 def four_bits(outputs: int, inputs: int, seed: int) -> tuple[HeldLinear, Callable[[], Tensor]]:
-    """A layer in MXFP4 with a bias of 0.5, and what makes its weight in float64."""
+    """Make a layer in MXFP4 with a bias of 0.5, and a function that makes its weight in float64."""
     generator = np.random.default_rng(seed)
     values = generator.integers(0, 256, (inputs // 32, outputs, 16), dtype=np.uint8)
     exponents = generator.integers(-10, -6, (inputs // 32, outputs))
@@ -256,7 +256,7 @@ def test_norms_and_gates_agree_and_a_row_is_the_same_in_any_batch(
 def test_linear_layers_agree_with_float64(
     backend: CudaBackend, dtype: torch.dtype, rows: int
 ) -> None:
-    """No shortcut through TF32, whose products have 10 bits."""
+    """The kernels use no TF32, whose products have 10 bits."""
     x, weight = random(rows, 2048, dtype=dtype), random(3072, 2048, dtype=dtype, seed=1)
     weight *= 2048**-0.5
     exact = x.double() @ weight.double().T
@@ -268,7 +268,7 @@ def test_linear_layers_agree_with_float64(
 
 @dtypes
 def test_page_copies_move_every_bit(backend: CudaBackend, dtype: torch.dtype) -> None:
-    """Within the cache, to pinned pages of the host and back, one copy after the other."""
+    """Pages move within the cache, to pinned host pages and back, one copy after the other."""
     cache = backend.allocate_kv(KVShape(one_group(4, 8, 128, dtype), 64, 16))
     host = backend.allocate_host_kv(KVShape(one_group(4, 8, 128, dtype), 40, 16))
     fill(cache, random(*by_layer(cache).shape, dtype=dtype))
@@ -301,8 +301,8 @@ def test_greedy_rows_take_the_largest_of_a_large_vocabulary(backend: CudaBackend
 
 
 def test_draws_from_a_large_vocabulary_are_those_of_the_reference(backend: CudaBackend) -> None:
-    """Of most rows: powers of the device are some rounding steps off, and few draws are that near
-    the edge of a token."""
+    """Most rows agree: powers on the device are off by some roundings, and few draws are that
+    near the edge of a token."""
     from aioserve.request import SamplingParams
     from aioserve.sampling.sampler import SlotTable
 

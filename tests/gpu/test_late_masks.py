@@ -1,4 +1,4 @@
-"""Masks that come while steps are on the card, which is given them long before it computes them."""
+"""Masks that come while steps are on the GPU, which gets them long before it computes them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from tests.gpu.place import Place
 MODEL = Path(aioserve.__file__).parent / "assets" / "pyhelp"
 NUM_TOKENS = 100
 SLEEP_CYCLES = 20_000_000
-"""Cycles that a step takes at least, ten milliseconds or so: its host part takes much less."""
+"""Least cycles of a step, about ten milliseconds. Its host part takes much less."""
 
 
 async def tokens_beside_plain(engine: Engine) -> list[int]:
-    """How many tokens each of four plain streams and one with a grammar has when the first plain
-    one has ended. The last number is that of the one with a grammar."""
+    """Count the tokens of four plain streams and a constrained one when the first plain one ends.
+
+    The last number is that of the constrained stream.
+    """
     counts, ended = [0] * 5, asyncio.Event()
     plain = SamplingParams(temperature=0.8, max_tokens=NUM_TOKENS, ignore_eos=True)
     letters = StructuredOutput(regex="[a-z ]{2000,3000}")
@@ -48,7 +50,7 @@ def test_a_stream_with_a_grammar_keeps_up_with_plain_ones_on_a_busy_card(
     pack = DecoderSteps.pack
 
     def slow_pack(self: DecoderSteps, *args: Any) -> Any:
-        """Called by the thread that launches, on its stream."""
+        """Called on the thread that launches, on its stream."""
         torch.cuda._sleep(SLEEP_CYCLES)
         return pack(self, *args)
 
@@ -56,7 +58,7 @@ def test_a_stream_with_a_grammar_keeps_up_with_plain_ones_on_a_busy_card(
 
     async def main() -> list[int]:
         async with Engine(MODEL, device="cuda", graph_sizes=graph_sizes, **options) as engine:
-            await tokens_beside_plain(engine)  # what is compiled and captured
+            await tokens_beside_plain(engine)  # compiles and captures
             monkeypatch.setattr(DecoderSteps, "pack", slow_pack)
             return await tokens_beside_plain(engine)
 

@@ -1,4 +1,4 @@
-"""Whole models against transformers: tokens and logits, on the card and in the dtypes that it has.
+"""Whole models against transformers: tokens and logits, on the GPU and in its dtypes.
 
 transformers computes on the CPU in float32.
 """
@@ -23,9 +23,9 @@ from tests.parity.tiny_models import VOCAB_SIZE
 
 MODELS = ["qwen3", "llama3", "gemma2", "gemma3", "mistral", "phi3", "deepseek3", "olmo3", "neox"]
 MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe", "deepseek2-moe", "deepseek3-moe", "gpt-oss"]
-"""Models with experts. In two bytes rounding may choose other experts than transformers does."""
+"""Models with experts. In two bytes, rounding may choose other experts than transformers does."""
 SPREAD = {"bfloat16": 0.06, "float16": 0.01}
-"""Of the errors of logits, as a share of the logits' own: what rounding activations makes."""
+"""Spread of errors of logits, as a share of the logits' own. Rounded activations cause it."""
 
 Oracle = Callable[[str], Any]
 
@@ -40,7 +40,7 @@ def oracle(directory_of: Callable[[str], Path]) -> Oracle:
             directory_of(name), attn_implementation="eager", dtype=torch.float32
         )
         for part in model.modules():
-            if type(part).__name__ == "GptOssExperts":  # earlier releases have constants there
+            if type(part).__name__ == "GptOssExperts":  # constants there in earlier releases
                 part.alpha, part.limit = model.config.swiglu_alpha, model.config.swiglu_limit
         return model.eval()
 
@@ -58,7 +58,7 @@ def logits_of(model: Any, ids: list[int]) -> torch.Tensor:
 
 
 def chunked(place: Place, directory: Path, prompts: dict[str, list[int]], dtype: str) -> Any:
-    """Logits of all tokens, of prompts that are computed together in three chunks."""
+    """Return the logits of all tokens of prompts that are computed together in three chunks."""
     decoder = load_model(directory, backend=CudaBackend(place.device), dtype=dtype)
     run = PagedRun(decoder)
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in prompts}
@@ -111,8 +111,10 @@ def test_greedy_answers_of_an_engine_are_those_of_transformers(
     dtype: str,
     slack: float,
 ) -> None:
-    """Each token is the most likely one after those before it, up to `slack` of its logit. In
-    bfloat16 that is about the error of two logits, which are between -8 and 8."""
+    """Each token is the most likely one after those before it, within `slack` of its logit.
+
+    In bfloat16 that is about the error of two logits, which are between -8 and 8.
+    """
     prompts = [prompt(length, 3) for length in (1, 9, 31, 70)][: place.size(4, 2)]
     num_tokens = place.size(24, 4)
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Embeddings and relevance against transformers, on the card, beside requests that generate.
+"""Embeddings and relevance against transformers, on the GPU, beside requests that generate.
 
 transformers computes on the CPU in float32.
 """
@@ -35,7 +35,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 def test_embeddings_are_those_of_transformers_and_change_no_token(
     place: Place, directory_of: Callable[[str], Path], name: str, dtype: str
 ) -> None:
-    """In chunks, of prompts that begin alike, so that a second time finds what is cached."""
+    """Prompts come in chunks and begin alike, so that a second time finds what is cached."""
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory_of(name), attn_implementation="eager", dtype=torch.float32
@@ -90,7 +90,7 @@ def test_relevance_is_that_of_transformers(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From files, as a program opens them."""
+    """Models are loaded from files, as programs do."""
     pytest.importorskip("transformers")
     from tests.parity.test_reranking import ROLES, relevance
     from tests.parity.test_retrieval import write_model

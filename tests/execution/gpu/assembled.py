@@ -20,8 +20,8 @@ __all__ = ["Assembled", "on_host"]
 
 
 class Assembled:
-    """A `ModelSource`. `device` counts `captured` and `replays`; `captures` is what was told of
-    them."""
+    """A `ModelSource`. Its `device` counts `captured` and `replays`; `captures` has the reported
+    progress of captures."""
 
     def __init__(
         self,
@@ -64,6 +64,6 @@ class Assembled:
 def on_host(
     path: Path, memory: HostCounts | None = None, host_side: HostSide | None = None
 ) -> Assembled:
-    """On a device that is the host."""
+    """Make one on a device that is the host."""
     counts = memory or HostCounts(1 << 30, 1 << 20, 1 << 20)
     return Assembled(path, HostDevice(), CudaBackend("cpu"), counts, host_side)

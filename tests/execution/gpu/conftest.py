@@ -1,4 +1,4 @@
-"""Triton has no packages for anything but Linux on x86-64 and arm64."""
+"""Triton has packages only for Linux on x86-64 and arm64."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ collect_ignore = (
 
 @pytest.fixture
 def unmeasured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On simulated clocks, too, nothing is measured of what steps and drafters cost: guesses are
-    made as long as they come true."""
+    """Turn off measuring the cost of steps and drafters on simulated clocks, too.
+
+    Draft tokens are then made as long as they are right.
+    """
     from aioserve.scheduling.speculation.draft_lengths import DraftLengths
 
     monkeypatch.setattr(DraftLengths, "took", lambda *args, **options: None)

@@ -23,11 +23,11 @@ MAX_MODEL_LEN = 96
 STEPS_FAIL = GpuFaults(
     rates={GpuFault.OUT_OF_MEMORY: 0.01, GpuFault.RAISES: 0.01, GpuFault.BAD_ROW: 0.01}
 )
-"""Launches are refused, find no memory, or compute NaN."""
+"""Faults: launches are refused, find no memory, or compute NaN."""
 
 
 def options_of(draw: random.Random) -> dict[str, Any]:
-    """Pages are scarce, so that sequences are preempted and swapped."""
+    """Draw options of an engine with so few pages that sequences are preempted and swapped."""
     page_size = draw.choice([1, 4, 16])
     num_pages = int(MAX_MODEL_LEN / page_size * draw.choice([1.5, 3, 6]))
     swaps = draw.random() < 0.7
@@ -52,11 +52,14 @@ async def serve(
     preempts: bool = False,
     **options: Any,
 ) -> tuple[StreamChecker, Engine]:
-    """Requests that share prefixes, fork, ask for log-probabilities or are embedded, leave early
-    and are cancelled, until all have ended. `preempts`: any of them is preempted at any time."""
+    """Serve random requests until all have ended.
+
+    Some share prefixes, fork, ask for log-probabilities, are embedded, leave early or are
+    cancelled. With `preempts`, any of them is preempted at any time.
+    """
     async with Engine(model, **options) as engine:
         checker = StreamChecker(engine)
-        asking = draw.random() < 0.5  # steps in which anybody asks run eagerly
+        asking = draw.random() < 0.5  # steps in which any request asks run eagerly
         share_embedded = draw.choice([0.0, 0.3, 0.7])
         prefixes = [[draw.randrange(256) for _ in range(draw.randrange(40))] for _ in range(4)]
         beside = [asyncio.create_task(_check(engine))]
@@ -107,7 +110,7 @@ async def serve(
 
 
 def check_but_for_failures(checker: StreamChecker) -> None:
-    """Where steps fail, so may their requests."""
+    """Check everything, but let requests fail, since steps may fail."""
     assert not checker.wrong_tokens
     assert not checker.wrong_ends
     assert checker.num_open == 0
@@ -115,7 +118,7 @@ def check_but_for_failures(checker: StreamChecker) -> None:
 
 
 async def _embed(checker: StreamChecker, prompts: list[list[int]], pooling: Pooling) -> None:
-    """Embed prompts, and note how that ended as the checker does with streams."""
+    """Embed prompts, and note their end as the checker does for streams."""
     end = "cancelled"
     try:
         found = await checker.engine.embed(prompts, pooling=pooling, normalize=False)
@@ -135,7 +138,7 @@ async def _embed(checker: StreamChecker, prompts: list[list[int]], pooling: Pool
 
 
 async def _preempt(engine: Engine, draw: random.Random) -> None:
-    """Any that runs gives its pages back, at any time, twice at most."""
+    """Preempt running sequences at random times, at most twice each."""
     while True:
         await asyncio.sleep(draw.random() * 0.02)
         state = engine._lifecycle.scheduler.state
@@ -157,7 +160,7 @@ def gpu_of(model: FakeGpuModel) -> FakeGpu:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Without the log of faults that are planted."""
+    """Turn off the log of planted faults."""
     logging.disable(logging.CRITICAL)
     try:
         yield

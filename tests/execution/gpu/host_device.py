@@ -1,8 +1,8 @@
-"""A device that is the host: torch on the CPU, and Triton's interpreter. All that is enqueued is
-done at once, so that every event is done when it is recorded.
+"""A device that is the host: torch on the CPU, and Triton's interpreter.
 
-It drives the real model of steps through the real runner. Graphs are the calls that were captured.
-That nothing is done too early or too late is for `tests.doubles.fake_gpu` to show.
+All enqueued work is done at once, so every event is done when it is recorded. The device drives the
+real model of steps through the real runner. Its graphs are the captured calls. It can't show work
+that is done too early or too late; `tests.doubles.fake_gpu` can.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class HostGraph:
 
 
 class HostDevice:
-    """Memory holds junk at first, as a device's does."""
+    """The host as a device. Its memory holds junk at first, as a device's does."""
 
     name = "host"
 
@@ -116,7 +116,8 @@ class HostDevice:
 
 
 class HostCounts:
-    """A device of `total` bytes, of which `taken` are, and whose largest step took `step`."""
+    """Memory counts of a device of `total` bytes: `taken` are in use, and the largest step took
+    `step`."""
 
     def __init__(self, total: int, taken: int, step: int) -> None:
         self._use = MemoryUse(total=total, free=total - taken, held=taken, peak=taken + step)
@@ -130,8 +131,8 @@ class HostCounts:
 
 
 def cuda_is_the_host(patch: pytest.MonkeyPatch) -> HostDevice:
-    """From now on an engine with any `device` loads as on a card, and runs on this one."""
-    # Here alone: a machine without Triton has the rest of this file.
+    """Make engines with any `device` load as on a GPU from now on, but run on this one."""
+    # Imported here only, because a machine without Triton uses the rest of this file.
     from aioserve.execution.loading import target
     from aioserve.execution.loading.cuda import CudaPlacement
     from aioserve.ops.gpu.backend import CudaBackend

@@ -45,23 +45,23 @@ def step_model(gpu: FakeGpu, **sizes: int) -> FakeStepModel:
 def runner_of(
     gpu: Device, model: StepModel, graph_sizes: Sequence[int] = (), **options: Any
 ) -> CudaRunner:
-    """A runner of slots and pages as plans have them. Made on the loop."""
+    """Make a runner for the slots and pages of these plans. Call it on the loop."""
     host = Host(model.page_size, NUM_SLOTS, model.num_groups)
     return CudaRunner(host, CudaWorker(gpu, model, graph_sizes), **{"name": "test", **options})
 
 
 def simulated_runner(gpu: FakeGpu, model: StepModel | None = None, **options: Any) -> CudaRunner:
-    """Made on the simulated loop."""
+    """Make a runner on the simulated loop."""
     return runner_of(gpu, model or step_model(gpu), host_side=SimulatedHost(gpu), **options)
 
 
 def starts(*slots: int) -> tuple[SlotStart, ...]:
-    """Slots whose seeds are their numbers."""
+    """Start slots whose seeds are their numbers."""
     return tuple(SlotStart(slot=slot, params=GREEDY, seed=slot) for slot in slots)
 
 
 def pages_of(slot: int) -> np.ndarray:
-    """Four pages that no other slot has."""
+    """Four pages that belong to this slot only."""
     return np.arange(4 * slot, 4 * slot + 4, dtype=np.int32)
 
 
@@ -73,7 +73,8 @@ def item(
     rows: Sequence[int] | None = None,
     pages: Sequence[int] | np.ndarray | None = None,
 ) -> PlacedItem:
-    """Samples for `rows`, slots, from its last token; for its own where none are given."""
+    """Make an item that samples from its last token for the slots in `rows`, by default for its
+    own."""
     slots = [slot] if rows is None else rows
     return placed_item(
         sequence_id=slot,
@@ -100,12 +101,12 @@ def plan(
 
 
 def device_clock() -> float:
-    """A device takes its time whatever the clocks of the host show (`tests/clocks.py`)."""
+    """Read a clock that the host's clocks don't affect (`tests/clocks.py`)."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 class DeviceThread:
-    """Makes calls after real time: what a fake GPU does where there is no simulated loop."""
+    """Makes calls after real time. A fake GPU uses it without a simulated loop."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[float, int, Callable[[], None]]] = []
@@ -141,7 +142,7 @@ class DeviceThread:
 
 @contextmanager
 def threaded_gpu(**options: Any) -> Iterator[FakeGpu]:
-    """A fake GPU in real time, for runners with threads."""
+    """Make a fake GPU in real time, for runners with threads."""
     thread = DeviceThread()
     try:
         yield FakeGpu(later=thread.later, **options)
@@ -150,6 +151,6 @@ def threaded_gpu(**options: Any) -> Iterator[FakeGpu]:
 
 
 def threads_of(name: str) -> set[str]:
-    """Names of the threads of that runner which are alive."""
+    """Names of the living threads of that runner."""
     names = {thread.name for thread in threading.enumerate()}
     return {each for each in names if each.startswith(f"aioserve-{name}")}

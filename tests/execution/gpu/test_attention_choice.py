@@ -1,4 +1,4 @@
-"""Whose kernels attend from prompts, and what an engine says of it."""
+"""The choice of kernels for attention of prompts, and an engine's report of it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def decoder(gemma: Path) -> Decoder:
 
 
 def clock(flashinfer: float, triton: float) -> Any:
-    """Of rounds that take so many seconds, the first of them longer."""
+    """Make a clock for rounds of these durations, the first of them longer."""
 
     def times() -> Iterator[float]:
         now = 0.0
@@ -74,7 +74,7 @@ def clock(flashinfer: float, triton: float) -> Any:
 
 
 class Device(HostDevice):
-    """Says of every error what it is told to."""
+    """Gives every error the meaning that it is told to."""
 
     def __init__(self, meaning: Exception | None = None) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ async def test_an_engine_uses_what_was_chosen_and_dump_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_random_model(tmp_path, GEMMA, seed=0, dtype="float32")
-    # Tokens can be compared in float32 alone.
+    # Only in float32 can tokens be compared.
     monkeypatch.setattr(flashinfer_attention, "DTYPES", (torch.float32,))
     monkeypatch.setattr(attention_choice, "ROUNDINGS", 100)
     plans: list[int] = []

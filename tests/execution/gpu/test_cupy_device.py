@@ -1,4 +1,4 @@
-"""The device of CuPy and torch, as far as can be seen without a GPU."""
+"""The device of CuPy and torch, as far as it can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aioserve.execution.gpu.failures import (
 
 
 class CUDARuntimeError(RuntimeError):
-    """As CuPy's: with the number of the error."""
+    """An error with its number, like CuPy's."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"CUDA error {status}")
@@ -27,11 +27,11 @@ class CUDARuntimeError(RuntimeError):
 
 
 class CupyOutOfMemoryError(MemoryError):
-    """As CuPy's pool raises it."""
+    """An error like that of CuPy's memory pool."""
 
 
 def fake_cupy(*, available: bool = True, status: int = 0) -> Any:
-    """As much of CuPy as asks how a device is."""
+    """Make the part of CuPy that reports the state of a device."""
     runtime = types.SimpleNamespace(
         streamQuery=lambda pointer: status, CUDARuntimeError=CUDARuntimeError
     )

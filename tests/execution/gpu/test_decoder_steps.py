@@ -34,8 +34,10 @@ ASKING = {"repetition_penalty": 1.5, "logit_bias": {9: 2.0}, "logprobs": 2, "pro
 async def answers(
     engine: Engine, *, drawn: bool, max_tokens: int = 3
 ) -> tuple[list[tuple[int, ...]], list[float]]:
-    """Tokens, and the log-probabilities of the request that asks for them. With `drawn` one request
-    has a temperature, and another one asks for more than a draw."""
+    """Return tokens, and the log-probabilities of the request that asks for them.
+
+    With `drawn`, one request has a temperature, and another one asks for more than a draw.
+    """
 
     async def one(index: int, prompt: list[int]) -> Completion:
         params = SamplingParams(
@@ -102,7 +104,7 @@ async def test_an_engine_gives_the_tokens_of_the_reference(
         total = 2 * len(sizes)
         told = [(done, total) for done in range(total + 1)] if sizes else []
         assert source.captures == told
-        # Steps that ask for log-probabilities have a graph of their own, without the sampling.
+        # Steps that ask for log-probabilities have a separate graph, without the sampling.
         assert source.device.captured == total + (1 if sizes and how["drawn"] else 0)
     else:
         assert source.device.captured > 0
@@ -140,7 +142,7 @@ async def test_quantised_layers_run_in_graphs_and_give_the_tokens_of_the_referen
 async def test_the_pool_has_what_the_largest_step_leaves(
     tiny: Path, pages: int, graphs: tuple[int, ...]
 ) -> None:
-    """Graphs leave logits, for which a step hasn't asked that is measured."""
+    """Graphs leave logits, which the measured step doesn't ask for."""
     source = on_host(tiny)
     probe = Engine(source, dtype="float32", graph_sizes=(), **OPTIONS)
     async with probe:

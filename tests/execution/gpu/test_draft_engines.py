@@ -1,5 +1,7 @@
-"""Engines with a CUDA device, beside whose model another one or a head guesses, on a device that is
-the host: they change no token, and guess what they would on a CPU."""
+"""Engines with a CUDA device and a draft model or head, on a device that is the host.
+
+Drafting changes no token, and makes the same draft tokens as on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ OPTIONS: dict[str, Any] = {
 }
 ON_DEVICE = OPTIONS | {"device": "cuda", "capture_graphs": False}
 PROMPTS = [[*range(10, 15), 3], [*range(10, 15), 4, 5]]
-"""The second begins with a page of the first."""
+"""Prompts; the second begins with a page of the first."""
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True),
     SamplingParams(seed=2, top_k=40, max_tokens=6, ignore_eos=True),
@@ -61,7 +63,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
 
 
 async def reference(models: Path) -> list[tuple[int, ...]]:
-    """What a CPU answers without guesses."""
+    """Return the answers of a CPU without draft tokens."""
     async with Engine(str(models / "target"), backend="reference", **OPTIONS) as engine:
         asked = zip(PROMPTS, PARAMS, strict=True)
         answers = [await engine.generate(prompt, params) for prompt, params in asked]
@@ -80,7 +82,7 @@ async def test_draft_models_change_no_token(
     async with Engine(target, speculation=speculation, num_host_pages=8, **ON_DEVICE) as engine:
         asked = zip(PROMPTS, PARAMS, strict=True)
         done = await asyncio.gather(*(engine.generate(*request) for request in asked))
-        replays = device.replays  # who shares a step, and so its size, is chance until here
+        replays = device.replays  # the sizes of steps are random until here
         alone = await engine.generate(PROMPTS[0], PARAMS[0])
         stats, facts = engine.stats(), engine.dump()["model"]
     assert [answer.token_ids for answer in [*done, alone]] == [*expected, expected[0]]
@@ -96,7 +98,8 @@ make_room = Decoder.make_room
 
 
 def room_of_its_own(self: Decoder, num_tokens: int) -> None:
-    """A graph that is captured writes to the memory that its step had: no other may have it."""
+    """Check that the memory is free, then allocate: a captured graph writes to the memory of its
+    step."""
     assert self._states is None
     make_room(self, num_tokens)
 
@@ -104,7 +107,7 @@ def room_of_its_own(self: Decoder, num_tokens: int) -> None:
 def the_most(
     lengths: DraftLengths, records: Sequence[DraftRecord], others: int, prefilled: int, most: int
 ) -> list[int]:
-    """In the place of `DraftLengths.choose`: these heads are wrong, and would be asked no more."""
+    """Replace `DraftLengths.choose`: these heads are wrong, and would not be used for long."""
     return [min(record.limit, most // len(records)) for record in records]
 
 
@@ -131,19 +134,19 @@ async def test_heads_change_no_token_and_guess_by_all_states(
                 assert check_guesses(models, kind, made, [*prompt, *token_ids]) >= 6
         assert engine.stats().drafter_faults_total == 0
         facts = engine.dump()["model"]["draft"]
-    columns = facts["state_bytes"] // (33 * 4 * 4)  # a page is for padding
+    columns = facts["state_bytes"] // (33 * 4 * 4)  # one page is for padding
     assert columns % tiny_models.CONFIGS["llama"]["hidden_size"] == 0
     assert facts["host_state_bytes"] == 8 * 4 * 4 * columns
 
 
 class Peaks(HostCounts):
-    """A device of which one measurement after the other takes so many bytes."""
+    """A device whose measurements give these peaks, one after the other, in bytes."""
 
     def __init__(self, total: int, taken: int, peaks: Sequence[int]) -> None:
         super().__init__(total, taken, 0)
         self.peaks = peaks
         self.decoder: Decoder | None = None
-        """What it has kept of its last batch counts as held."""
+        """Decoder whose kept states count as held."""
         self.before = 0
 
     def reset_peak(self) -> None:
@@ -169,8 +172,8 @@ class Peaks(HostCounts):
 async def test_memory_is_counted_of_what_guesses(
     models: Path, kind: str, peaks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its largest batch takes, where that is more than a step does, and a part of each page,
-    the one for padding too. Guesses for which there is none all the same aren't made."""
+    """Memory is counted for the draft's largest batch, if that exceeds a step's, and for its
+    part of each page, padding included. If it runs out all the same, draft tokens are left out."""
     backend, pages, taken = CudaBackend("cpu"), 40, 5000
     config = EngineConfig(
         page_size=4,
@@ -207,7 +210,7 @@ async def test_memory_is_counted_of_what_guesses(
 
     *_, one = placed(HostCounts(1, 0, 0))
     if kind == "model":
-        found = ReadDraft(drafter, path, read(path), None)  # the weights are used up
+        found = ReadDraft(drafter, path, read(path), None)  # its weights are used up
     memory = Peaks(2 * (taken + max(peaks) + (pages + 1) * one), taken, peaks)
     placement, decoder, draft, _ = placed(memory)
     memory.decoder = decoder

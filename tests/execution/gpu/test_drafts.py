@@ -1,5 +1,7 @@
-"""Draft models and heads that guess on the thread that launches steps, beside a model on a fake
-GPU: they change no token, and those that know what comes are right."""
+"""Draft models and heads on the step thread, beside a model on a fake GPU.
+
+They change no token, and draft tokens of a perfect drafter are all right.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ def served(
     preempts: bool = False,
     **of_model: Any,
 ) -> tuple[StreamChecker, EngineStats, FakeGpu]:
-    """What becomes of requests where `make` has made what guesses beside a model."""
+    """Serve requests with the draft that `make` makes beside a model."""
     plugin = ModelPlugin(make)
     model = FakeGpuModel(seed=seed, max_model_len=MAX_MODEL_LEN, drafts=plugin, **of_model)
     options = {
@@ -164,7 +166,8 @@ def test_a_computation_that_fails_ends_the_guessing_for_its_slots_alone(
 def test_guesses_without_memory_are_missed_in_their_step_alone(
     kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything of a batch is computed, or behind it; once, or again when it is repeated."""
+    """Memory runs out before a batch is computed, or after it; once, or again when it is
+    repeated."""
     draw, found_none = random.Random(seed), 0
     double = DraftDecoder if kind == "model" else HeadOfEntries
     made = double.draw
@@ -191,7 +194,7 @@ def test_guesses_without_memory_are_missed_in_their_step_alone(
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", OF_KIND)
 def test_steps_that_fail_leave_what_guesses_in_order(kind: str, seed: int) -> None:
-    """Launches are refused, find no memory, or compute NaN; copies for the drafter too."""
+    """Launches are refused, find no memory, or compute NaN. Copies for the drafter fail, too."""
     draw = random.Random(seed)
     checker, stats, gpu = served(
         drafts_of(kind),
@@ -219,7 +222,7 @@ def test_a_device_that_breaks_ends_the_engine_beside_what_guesses() -> None:
 def test_a_plan_that_cannot_be_read_is_heard_of_all_the_same(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says which slots end and start, and whose their pages are."""
+    """The plan says which slots end and start, and who has their pages."""
     read, calls = PlanReader.read_unresolved, 0
 
     def at_times(
@@ -253,7 +256,7 @@ def first_plan() -> StepPlan:
 
 
 def verifying_plan(num_guesses: int) -> StepPlan:
-    """Goes on behind `first_plan`."""
+    """Make a step that continues `first_plan`."""
     token_ids = np.array([-1] + [DRAFT_TOKEN] * num_guesses, np.int32)
     verified = PlacedItem(
         kind=ItemKind.VERIFY,
@@ -270,7 +273,7 @@ def verifying_plan(num_guesses: int) -> StepPlan:
 
 
 class SlowDecoder(DraftDecoder):
-    """Computes when it may."""
+    """Waits until it may compute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,7 +287,7 @@ class SlowDecoder(DraftDecoder):
 
 
 async def launched(runner: CudaRunner, drafter: ComputedDrafter) -> Sequence[Any]:
-    """A step, and one behind it for which guesses are being computed."""
+    """Launch a step, and another one for which draft tokens are being computed."""
     runner.take_drafter(drafter)
     handles = [runner.launch(first_plan()), runner.launch(verifying_plan(3))]
     assert (await handles[0]).token_ids == tuple(expected_tokens(PROMPT, 1, seed=1))
@@ -304,7 +307,7 @@ def test_the_loop_goes_on_while_guesses_are_computed_and_closing_waits_for_them(
         assert not verified.done()
         assert not behind.done()
         assert not closing.done()
-        decoder.may_go_on.set()  # by the loop
+        decoder.may_go_on.set()  # called on the loop
         outcome: StepOutcome = await verified
         assert outcome.token_ids == tuple(expected_tokens(PROMPT, 5, seed=1)[1:])
         assert outcome.drafted == {0: 3}
@@ -355,7 +358,8 @@ def test_guesses_that_never_come_are_a_device_that_hangs(
 def test_what_fails_beside_a_step_fails_that_step(
     error: Exception, meaning: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a CPU, where a follower can't hear of a plan. A device that fails, fails for good."""
+    """The result is that of a CPU whose follower can't take a plan. A failed device fails for
+    good."""
     follow, breaks = DraftModel.follow, meaning is DeviceFailedError
 
     async def main() -> None:

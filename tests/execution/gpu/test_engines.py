@@ -1,7 +1,7 @@
 """Whole engines whose runner drives a fake GPU: every token is right, whatever the device does.
 
-What breaks the order between streams, or between the host and a stream, shows here: as a violation
-that the fake GPU notes, or in the tokens.
+Mistakes in the order between streams, or between the host and a stream, show as violations that the
+fake GPU notes, or in the tokens.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_steps_that_fail_cost_their_own_requests_alone(seed):
     assert not checker.wrong_tokens
     assert not checker.wrong_ends
     assert checker.num_open == 0
-    # PlantedError is expected by the checker.
+    # The checker expects PlantedError.
     assert all("OutOfDeviceMemoryError" in failed for failed in checker.failed_steps)
     ends = {"length", "left", "cancelled", "embedded", "StepError", "RequestFailedError"}
     assert checker.ends.keys() <= ends

@@ -1,4 +1,4 @@
-"""Steps whose rows ask for more than a draw: the tokens and log-probabilities of the reference."""
+"""Steps whose rows ask for more than a draw: tokens and log-probabilities equal the reference's."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ MAX_MODEL_LEN = 48
 
 @pytest.fixture(autouse=True)
 def _lists_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter goes through all of them."""
+    """Make lists short, since the interpreter goes through all of them."""
     monkeypatch.setattr(sampling, "LISTED", sampling.SEARCHED)
 
 
 @dataclass
 class TableDecoder:
-    """Logits that depend on a token and its position alone."""
+    """Logits that depend only on a token and its position."""
 
     backend: Backend
     program: None = None
@@ -129,7 +129,7 @@ PARAMS = [
     SamplingParams(temperature=0.7, seed=4),
     SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.9, logprobs=4),
 ]
-"""Of a slot each."""
+"""Parameters of each slot."""
 BEAM_SLOT = 6
 PROMPTS = [[slot + 1, 9, *range(slot, 3 * slot, 2)] for slot in range(len(PARAMS))]
 BAD_WORDS = ((7,), (30, 11), (3, 3), (41, 3, 41))
@@ -157,8 +157,10 @@ def scored(work: WorkItem, offset: int, targets: Sequence[int]) -> WorkItem:
 
 
 def plans_of(num_decodes: int) -> list[StepPlan]:
-    """One prompt is computed by a chunk of one token, which is scored and not sampled from, and
-    another chunk; then all others, and decodes of all of them."""
+    """Plan all prompts, and decodes of all of them.
+
+    One prompt takes two chunks. The first, of one token, is scored and not sampled from.
+    """
     prompt = PROMPTS[2]
     first = scored(item(2, 0, prompt[:1], rows=()), 0, prompt[1:2])
     rest = scored(item(2, 1, prompt[1:]), 0, prompt[2:])
@@ -189,7 +191,7 @@ def check_equal(found: StepOutcome, expected: StepOutcome) -> None:
 
 @pytest.mark.asyncio
 async def test_a_mixed_batch_is_that_of_the_reference() -> None:
-    """Steps of decodes are padded to a graph of 8 that ends with their logits."""
+    """Decode steps are padded to a graph of 8 that ends with their logits."""
     device, model, reference = HostDevice(), steps_on_host(), reference_runner()
     runner = runner_of(device, model, (1, 8))
     plans = plans_of(6)
@@ -201,7 +203,7 @@ async def test_a_mixed_batch_is_that_of_the_reference() -> None:
     assert all(list(outcome.logprobs) == [1, 2, 4, BEAM_SLOT] for outcome in outcomes[2:])
     assert all(outcome.token_ids[4] in (1, 2, 30, 59) for outcome in outcomes[2:])
     assert (device.captured, device.replays) == (1, len(plans) - 3)
-    # Without those that ask for something the rest of them run as another one.
+    # The others, which ask for nothing, use another graph.
     plain = [decode(slot, len(PROMPTS[slot]) + 6) for slot in (0, 5)]
     for step in (8, 9):
         plan = placed_plan(step=step, items=tuple(plain), ended_slots=(1, 2, 3, 4, 6))
@@ -217,7 +219,7 @@ async def test_a_mixed_batch_is_that_of_the_reference() -> None:
 async def test_masks_are_waited_for_from_the_end_of_the_step_before(
     graph_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device computes a step after it was enqueued, and masks are made of its tokens."""
+    """A device computes a step after it is enqueued, and masks are made from its tokens."""
     monkeypatch.setattr("aioserve.sampling.masks.WAIT_SECONDS", 0.0)
     awaited: list[LateMasks] = []
 
@@ -242,12 +244,12 @@ async def test_masks_are_waited_for_from_the_end_of_the_step_before(
 
 @pytest.mark.asyncio
 async def test_a_slot_that_starts_anew_brings_its_history() -> None:
-    """As after a preemption: the tokens that it has generated count as before."""
+    """Tokens generated before a preemption, for example, still count."""
     model, runner = steps_on_host(), reference_runner()
     plans = plans_of(4)
     outcomes = [await runner.launch(plan) for plan in plans]
     await runner.aclose()
-    rows = [0, 2, 1, 3, 4, 5, 6]  # of the second step: slot 2 is its second item, as in the others
+    rows = [0, 2, 1, 3, 4, 5, 6]  # of the second step: slot 2 comes second, as in the others
     assert [work.slot for work in plans[1].items] == rows
     known = [list(ids) for ids in PROMPTS]
     for outcome in outcomes[1:4]:
@@ -265,7 +267,7 @@ async def test_a_slot_that_starts_anew_brings_its_history() -> None:
 
 
 class Runs:
-    """Steps one after the other, without a runner."""
+    """Runs steps one after the other, without a runner."""
 
     def __init__(self, model: DecoderSteps) -> None:
         self.model = model
@@ -293,8 +295,8 @@ class Runs:
 def test_masks_are_looked_for_when_the_forward_pass_is_enqueued(
     comes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The forward pass and the sampling are two launches: what comes with the first is in time for
-    the second. A row without its mask has no token, and the others have theirs."""
+    """Forward pass and sampling are two launches. Masks that come with the first are in time for
+    the second. A row without its mask has no token; the others have theirs."""
     monkeypatch.setattr("aioserve.sampling.masks.WAIT_SECONDS", 0.0)
     model, forward = steps_on_host(), TableDecoder.forward
     masks = LateMasks([1])
@@ -323,8 +325,10 @@ def test_masks_are_looked_for_when_the_forward_pass_is_enqueued(
 
 
 class Memory(TorchDispatchMode):
-    """Counts what is allocated, and raises at the `failing`-th time. Triton's interpreter makes
-    tensors that no device would: those don't count."""
+    """Counts allocations, and raises at number `failing`.
+
+    Tensors that only Triton's interpreter makes don't count.
+    """
 
     def __init__(self, failing: int = 0) -> None:
         super().__init__()
@@ -349,7 +353,7 @@ def storage_of(tensor: Tensor) -> int:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Names of the kernels that are launched, with the allocations of a `Memory` before each."""
+    """Names of launched kernels, with the number of allocations of a `Memory` before each."""
     launch = GridExecutor.__call__
     noted: list[tuple[str, int]] = []
 
@@ -385,7 +389,7 @@ def test_nothing_is_allocated_behind_the_first_kernel_that_writes_to_slots(
 def drawn_at_once(
     logits: Tensor, rows: Any, last_tokens: Tensor, token_ids: Tensor, statuses: Tensor
 ) -> None:
-    """In place of the kernels, which take the interpreter long."""
+    """Draw without the kernels, which are slow in the interpreter."""
     with _disable_current_modes():
         token_ids[:] = logits.argmax(dim=1)
         statuses.zero_()
@@ -396,8 +400,8 @@ def drawn_at_once(
 def test_a_step_that_lacked_memory_is_the_same_when_enqueued_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However often, and whichever allocation it was: histories are longer by one token, and tokens
-    of the step before are still there to be read."""
+    """Any allocation may fail, any number of times: histories grow by one token, and the tokens
+    of the step before can still be read."""
     monkeypatch.setattr(sampling, "draw", drawn_at_once)
     plans = plans_of(2)
     runs = Runs(steps_on_host())

@@ -1,4 +1,4 @@
-"""What goes wrong with a device: for one step, or for good."""
+"""Failures of a device: for one step, or for good."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.waits import block_until
 PROMPT = [7, 1, 8, 2, 8, 1]
 PARAMS = SamplingParams(max_tokens=8, seed=1)
 LAUNCHES = 3
-"""Of the kernels of one step that runs eagerly."""
+"""Kernel launches of one eager step."""
 
 
 def faults(fault: GpuFault, *launches: int) -> GpuFaults:
@@ -65,7 +65,7 @@ def test_a_step_that_finds_no_memory_is_enqueued_once_more(launch, graph_sizes, 
 
 
 def test_a_graph_that_finds_no_memory_is_run_eagerly():
-    """Launches of a padded decode that was captured behind the first: 3, 3, then 1 for each."""
+    """The padded decode is captured after its first run. Steps take 3, 3, then 1 launch each."""
 
     async def main() -> None:
         gpu = FakeGpu(faults=faults(GpuFault.OUT_OF_MEMORY, 2 * LAUNCHES + 1))
@@ -83,10 +83,10 @@ def test_a_graph_that_finds_no_memory_is_run_eagerly():
 
 
 def test_a_step_that_finds_no_memory_twice_fails_alone_and_when_its_work_has_ended():
-    """What was enqueued of it writes to pages that are given away when it has failed."""
+    """Work of the failed step still writes to its pages, which are given away afterwards."""
 
     async def main() -> None:
-        # The second and the fourth launch of the step: in both attempts its first kernel runs.
+        # The second and the fourth launch of the step: its first kernel runs in both attempts.
         gpu = FakeGpu(faults=faults(GpuFault.OUT_OF_MEMORY, 4, 6), op_seconds=lambda name: 1.0)
         runner = simulated_runner(gpu)
         first = runner.launch(plan(0, item(1, 0, PROMPT), item(2, 0, [5]), started=(1, 2)))
@@ -280,7 +280,7 @@ def test_slow_steps_are_not_given_up_while_they_end():
         handles += [runner.launch(plan(step, decode(1, 5 + step))) for step in range(1, 9)]
         tokens = [(await handle).token_ids[0] for handle in handles]
         assert tokens == expected_tokens(PROMPT, 9, seed=1)
-        await asyncio.sleep(100)  # and nothing is given up while nothing is in flight
+        await asyncio.sleep(100)  # nothing is given up while nothing is in flight
         assert len(await gather(runner, 9)) == 1
         await runner.aclose()
 
@@ -317,7 +317,7 @@ def test_threads_that_hang_hold_nobody_up():
             await runner.launch(plan(0, item(1, 0, PROMPT), started=(1,)))
         await runner.aclose()
         assert threads_of("hung")
-        gpu.break_for_good("the test is over")  # which lets the thread go
+        gpu.break_for_good("the test is over")  # lets the thread go
 
     with silence(), threaded_gpu(faults=faults(GpuFault.HANGS, 1)) as gpu:
         asyncio.run(main(gpu))

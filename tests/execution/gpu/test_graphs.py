@@ -1,4 +1,4 @@
-"""Decodes as graphs: which sizes there are, which a step takes, and when they are captured."""
+"""Decodes as graphs: their sizes, the size of each step, and the time of their capture."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def prompts(count: int) -> list[WorkItem]:
 
 @pytest.mark.parametrize("uncapturable", [frozenset(), frozenset({0}), frozenset({0, 1})])
 def test_a_size_is_captured_when_it_is_first_needed(uncapturable, caplog):
-    """Steps of 3, padded to 4, then of 2: the first of each runs eagerly, and so do all of those
-    that can't be captured."""
+    """Steps of 3, padded to 4, then of 2. The first of each size runs eagerly. If the capture
+    fails, so do all others."""
 
     async def main() -> None:
         gpu = FakeGpu(seed=6, faults=GpuFaults(uncapturable=uncapturable))

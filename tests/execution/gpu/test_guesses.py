@@ -1,5 +1,7 @@
-"""Steps that verify guesses on a device that runs ahead: each waits for the tokens that it goes on
-from, and none of them changes a token."""
+"""Steps that verify draft tokens on a device that runs ahead.
+
+Each waits for the tokens that it goes on from, and none changes a token.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ from tests.execution.gpu.engines import (
 )
 
 NUM_SEEDS = 102
-"""Seeds of requests there, those of further samples included."""
+"""Seeds of the requests of `serve`, further samples included."""
 
 
 class SeedFinder(ScriptedDrafter):
-    """Finds out with which seed an answer began, and guesses by what comes with that."""
+    """Finds the seed of an answer by its beginning, and drafts the tokens of that seed."""
 
     def __init__(self, guess: Guess) -> None:
         super().__init__(self._found, guess)
@@ -81,7 +83,7 @@ def test_tokens_are_right_whatever_is_guessed(seed: int) -> None:
     checker.check()
     assert checker.ends.keys() <= {"length", "left", "cancelled", "embedded"}
     verified = sum(engine.stats().tokens_drafted_total)
-    assert verified > 0 or seed not in (0, 1, 2)  # where steps cost as they do there, some pay
+    assert verified > 0 or seed not in (0, 1, 2)  # with these costs of steps, some draft tokens pay
 
 
 @pytest.mark.usefixtures("unmeasured_steps")

@@ -1,4 +1,4 @@
-"""Sums of hidden states from a device: they come with the tokens of their step, in one copy."""
+"""Sums of hidden states from a device come with the tokens of their step, in one copy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def prompt(seed: int, length: int) -> list[int]:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("graph_sizes", [(), (2, 4)], ids=["eager", "graphs"])
 def test_sums_stay_those_of_their_step_when_others_have_its_memory(seed, graph_sizes):
-    """Many steps are launched at once, and read when all have ended."""
+    """Many steps are launched at once, and read after all have ended."""
     prompts = {slot: prompt(slot, 4 + slot) for slot in range(1, 5)}
     plans: list[StepPlan] = [plan(0, item(0, 0, [5]), started=(0,))]
     wanted: list[list[list[float]]] = [[]]
@@ -99,7 +99,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 async def test_embeddings_are_those_of_transformers_and_change_no_token(
     tiny: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In chunks, beside requests that generate, twice, so that prefixes are found."""
+    """Prompts come in chunks, beside generating requests, and twice, so that prefixes are found."""
     path, model = tiny
     shared = prompt(1, 9)
     prompts = [[*shared, *prompt(2, 8)], [*shared, 3], [7]]

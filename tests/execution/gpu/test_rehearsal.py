@@ -1,4 +1,4 @@
-"""The tests that need a card, where there is none: skipped, refused, or rehearsed on the host."""
+"""Tests that need a GPU, on a machine without one: skipped, refused, or rehearsed on the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REHEARSED = (
     "qwen3 and (padded or swapped or float32) or callback or answered_the_same or loop_of "
     "or (ask_for_more and chunks)"
 )
-"""One of each kind: all of them take many minutes."""
+"""One of each kind, because all of them take many minutes."""
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card"),

@@ -1,4 +1,4 @@
-"""Steps on a device: in order, as many as there are blocks, each with inputs of its own."""
+"""Steps on a device: in order, as many as there are buffers, each with its own inputs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_copies_come_after_what_they_read_and_before_what_reads_them(seed):
 
 
 def test_copies_run_beside_a_step_that_writes_none_of_their_sources():
-    """The device computes a long step; a page comes from the host meanwhile."""
+    """A page comes from the host while the device computes a long step."""
 
     def seconds(name: str) -> float:
         return 1.0 if name == "keys and values" else 0.001
@@ -107,7 +107,7 @@ def test_copies_run_beside_a_step_that_writes_none_of_their_sources():
         await asyncio.gather(long, beside)
         done = list(gpu.history)
         assert done.index("page copies") < done.index("keys and values")
-        # One that reads what the long step writes comes after it.
+        # A copy that reads what the long step writes comes after it.
         gpu.history.clear()
         source = int(pages_of(2)[0])
         long = runner.launch(plan(4, item(2, 0, [3] * 12)))
@@ -159,7 +159,7 @@ def test_as_many_steps_are_on_the_device_as_there_are_blocks():
 
 
 def test_a_plan_that_cannot_be_read_fails_its_step_alone():
-    """Slots that it starts have started all the same, as the scheduler believes."""
+    """Slots that it starts have started all the same, as the scheduler assumes."""
 
     async def main() -> None:
         runner = simulated_runner(FakeGpu())
@@ -198,7 +198,7 @@ def test_steps_without_rows_or_without_items_end_too():
 
 
 def test_a_host_drives_the_worker_of_a_device_as_it_does_that_of_a_cpu():
-    """It waits for each step before it gives the next."""
+    """The host waits for each step before it begins the next."""
     plans = [plan(0, item(1, 0, PROMPT), started=(1,))]
     plans += [plan(step, decode(1, 5 + step)) for step in range(1, 6)]
     with threaded_gpu() as gpu:
@@ -212,7 +212,7 @@ def test_a_host_drives_the_worker_of_a_device_as_it_does_that_of_a_cpu():
 
 
 def test_pages_that_are_copied_beside_steps_are_copied_when_the_worker_returns():
-    """Behind a step in flight that writes what they read."""
+    """Copies come after a step in flight that writes what they read."""
 
     async def main(gpu: FakeGpu) -> None:
         model = step_model(gpu)
@@ -346,7 +346,7 @@ atexit.register(lambda: print(list(gpu.history)))
 
 
 def test_an_interpreter_that_exits_while_a_step_is_on_the_device_exits_cleanly():
-    """Its threads end when the step has."""
+    """The runner's threads end once the step has ended."""
     done = subprocess.run(
         [sys.executable, "-c", EXITS_MID_STEP],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What a device took for steps, and how long it had nothing to do, by the clock of a fake one."""
+"""Durations of steps on a device, and its idle times, by the clock of a fake one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.tiers import clock_counts
 PROMPT = [7, 1, 8, 2, 8, 1]
 SECONDS = {"a copy to the device": 0.1, "a copy to the host": 0.2, "a graph": 1.0}
 EAGER = 0.1 + 3 * 0.5 + 0.2
-"""Three kernels take half a second each."""
+"""Duration of an eager step, with three kernels of half a second."""
 
 
 def op_seconds(name: str) -> float:
@@ -37,7 +37,7 @@ def test_a_step_takes_what_its_work_takes_and_the_device_idles_where_it_has_none
         gpu = FakeGpu(op_seconds=op_seconds)
         runner = simulated_runner(gpu, graph_sizes=(2,))
         await runner.launch(plan(0, item(1, 0, PROMPT), started=(1,)))
-        await runner.launch(plan(1, decode(1, 6)))  # captured behind it
+        await runner.launch(plan(1, decode(1, 6)))  # captured after it runs
         times = runner.time_steps()
         first = runner.launch(plan(2, item(1, 7, [3, 4])))
         second = runner.launch(plan(3, decode(1, 9)))
@@ -79,7 +79,7 @@ def test_steps_and_what_is_between_them_are_all_the_time_there_is(seed):
         assert [time.step for time in times] == list(range(10))
         idle = sum(time.idle_seconds or 0.0 for time in times)
         known = sum(time.seconds for time in times) + idle
-        # Beside it: the host before the first step and behind the last one.
+        # Excludes the host's time before the first step and after the last one.
         assert passed - 4 * SimulatedHost.max_seconds <= known <= passed
         assert not gpu.violations
         await runner.aclose()

@@ -1,4 +1,4 @@
-"""Ways to wait for the end of a step: each hears of it in order, and of a device that failed."""
+"""Ways to wait for the end of a step: each reports ends in order, and a device that failed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_device_that_fails_ends_every_step_with_its_error(way):
         await until(lambda: len(ends) == 2)
         gpu.break_for_good("it broke")
         await until(lambda: len(ends) == 3)
-        # One that is launched after that has no event, and nobody calls.
+        # A step launched afterwards has no event, and no callback comes.
         waiting.put(Step(3, gpu.new_event(), callbacks, ends))
         await waiting.aclose()
         callbacks.close()
@@ -176,5 +176,5 @@ def test_spinning_gives_up_in_time_and_lets_others_run():
         thread.join()
         return ticks
 
-    # Other programs may take the machine for a try, and hardly for each.
+    # Other programs may take the machine for one attempt, but hardly for each.
     assert any(ticks_meanwhile() > 20 for _ in range(5))
