@@ -225,7 +225,7 @@ class Delivery:
                 request.stall_timer.cancel()
             self._wake()
 
-    # -- ends that a clock brings
+    # -- deadlines and stalls
 
     def watch_deadline(self, request: LiveRequest, deadline_seconds: float | None) -> None:
         """End a new request `deadline_seconds` after its submission, whatever its state."""

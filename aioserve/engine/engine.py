@@ -333,7 +333,7 @@ class Engine(EngineFacts, EnteredByAsync):
             live.intake.submit(messages, params, chat_format=chat_format, **options), chat_format
         )
 
-    # -- of a prompt alone
+    # -- results for a prompt alone
 
     @takes(PromptOnlyOptions, STREAM_DEFAULTS)
     async def score(

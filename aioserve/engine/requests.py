@@ -169,7 +169,7 @@ class RequestTable:
         """Requests in any of `states`."""
         return sum([self._counts[state] for state in states])
 
-    # -- along the arrows
+    # -- changes of state
 
     def enter(self, request: LiveRequest, prompt_tokens: int) -> None:
         """Add a request whose prompt of about `prompt_tokens` tokens will be encoded."""

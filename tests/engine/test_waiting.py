@@ -135,7 +135,7 @@ def test_however_requests_end_what_waits_is_exact(
     asyncio.run(run())
 
 
-# -- what is refused
+# -- refusals
 
 
 @pytest.mark.asyncio

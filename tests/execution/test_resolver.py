@@ -149,7 +149,7 @@ def test_an_item_behind_a_step_that_failed_begins_no_sooner_than_its_own_pages()
     rows = (SampleRow(offset=0, slot=0),)
     ids = np.array([PENDING_TOKEN, DRAFT_TOKEN, DRAFT_TOKEN], np.int32)
     item = WorkItem(ItemKind.VERIFY, 0, 0, 6, 6, 3, ids, rows, least_start=4)
-    plan = slot.resolver.resolved(plan_of(items=(item,)))  # what was to compute position 3 failed
+    plan = slot.resolver.resolved(plan_of(items=(item,)))  # the step for position 3 failed
     (lost,) = plan.items
     assert (lost.start, lost.index, lost.count) == (6, 6, 1)
     slot.resolver.noted(plan, StepOutcome(step=1, token_ids=(9,)))

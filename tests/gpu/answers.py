@@ -37,7 +37,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def requests(count: int, max_tokens: int) -> list[Request]:
-    """Half of them begin alike, across pages; two of three are greedy."""
+    """Make requests: half of them begin alike, across pages, and two of three are greedy."""
     shared = [7 + i * i % 200 for i in range(22)]
     return [
         (
