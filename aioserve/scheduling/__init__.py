@@ -1,4 +1,4 @@
-"""What runs next: the policy interface and the scheduler that asks it.
+"""The scheduler, and the interface of the policies that it asks.
 
 Synchronous and pure: no torch, no clock (time is passed in), no I/O. Everything here runs in the
 simulator unchanged.

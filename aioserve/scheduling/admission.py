@@ -1,7 +1,7 @@
-"""Admission: which waiting sequences start in a step, in the policy's order, while there is room.
+"""Admission: start waiting sequences in the policy's order while there is room.
 
-All pages of a prompt are taken when it is admitted, so that a prefill never waits half-done for
-pages. Those of groups that grow with chunks are taken with each chunk.
+A prompt takes all its pages when it is admitted, so that no prefill waits half-done for pages.
+Groups that grow with chunks take theirs with each chunk.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["admit"]
 
 
 class _Start(NamedTuple):
-    """What a sequence begins with."""
+    """Claim on cached and new pages, and the first chunk, of a sequence that may start."""
 
     claim: Claim
     count: int
-    """Tokens of its first chunk; 0 where the policy gives it none now."""
+    """Tokens of its first chunk; 0 if the policy grants none now."""
 
 
 def admit(step: StepBuilder, *, forced: bool) -> bool:
-    """Start waiting sequences in the policy's order while there is room for them; `forced`: the
-    first one that can, whatever the policy says.
+    """Start waiting sequences in the policy's order while there is room for them. `forced` starts
+    the first one that can, whatever the policy says.
 
-    Returns whether nothing was started for want of room.
+    Return True if nothing was started for want of room.
     """
     state, room = step.state, step.room
     num_slots, lowest = room.num_slots_free, lowest_precedence(state)
@@ -77,7 +77,7 @@ def admit(step: StepBuilder, *, forced: bool) -> bool:
 
 def _candidates(step: StepBuilder, view: SchedulerView, *, forced: bool) -> Iterable[SequenceState]:
     state, gave_way = step.state, () if forced else step.gave_way
-    if forced or not step.policy_calls.orders:  # of thousands only those that start are seen
+    if forced or not step.policy_calls.orders:  # few of thousands start: look at no more
         return state.queue.in_turn(gave_way)
     order = step.policy_calls.order(state.queue.views(gave_way), view)
     return map(state.sequence_of, order)
@@ -86,7 +86,7 @@ def _candidates(step: StepBuilder, view: SchedulerView, *, forced: bool) -> Iter
 def _room_to_start(
     step: StepBuilder, sequence: SequenceState, view: SchedulerView, *, forced: bool
 ) -> _Start | None:
-    """What a sequence may begin with, its pages locked; None where there is no room for it."""
+    """Lock the pages that a sequence may begin with; None if there is no room for it."""
     state, room, kept = step.state, step.room, None
     if step.policy_calls.reserves:
         kept = step.policy_calls.reserve(sequence.view, step.memory.pool.num_pages, view)
@@ -98,14 +98,14 @@ def _room_to_start(
     if claim is None:
         return None
     count = room.tokens_from(sequence, claim.num_cached)
-    if count:  # asked even where it must start: policies count starts by it
+    if count:  # asked even if it must start: policies count starts by it
         chosen = step.policy_calls.chunk(sequence.view, count, view)
         count = chosen or (count if forced else 0)
     return _Start(claim, count)
 
 
 def _start(step: StepBuilder, sequence: SequenceState, start: _Start) -> bool:
-    """Let a waiting sequence run; False where pages that it needs are still fenced."""
+    """Let a waiting sequence run. Return False if pages that it needs are still fenced."""
     claim, count = start
     if not step.memory.begin(sequence.lease, claim, step.number):
         return False

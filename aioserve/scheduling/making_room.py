@@ -1,12 +1,11 @@
-"""Making room: which running sequences are preempted for the pages and slots of others.
+"""Choose running sequences to preempt for the pages and slots of others.
 
-When pages run out, cached ones are evicted, then sequences give theirs back that are younger than
-the one in need, or to which the policy gave a lower precedence. The first in the order of
-precedence and age is never preempted for another and fits alone, so it always gets to its end, and
-so does everyone in turn. One whose reader is behind, or whose mask is long in coming, doesn't run:
-it may be preempted for anyone, and loses time but no token. Where the next one to start has no
-room, those of lower precedence may have to give way to it
-(`aioserve.scheduling.priority_preemption`).
+When pages run out, cached ones are evicted first. Then sequences are preempted that are behind the
+one in need: of lower precedence, or of the same and younger. The first sequence in this order is
+never preempted for another and fits alone. It always reaches its end, and then the next one is
+first. A sequence whose reader is behind or whose mask is late stands still. It may be preempted for
+any other; it loses time but no token. To start a waiting sequence that has no room, running ones of
+lower precedence may be preempted (`aioserve.scheduling.priority_preemption`).
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ __all__ = ["displace_one", "give_way", "make_room"]
 
 
 def make_room(step: StepBuilder, growing: list[SequenceState]) -> None:
-    """Preempt until every growing sequence can have its page, now or after the step in flight.
+    """Preempt until every growing sequence can have its page, now or after the steps in flight.
 
-    Counts what comes back, not what is held: fenced pages of a victim are on their way.
+    Fenced pages of a victim count: they come back when those steps are done.
     """
     state, policy_calls = step.state, step.policy_calls
     growing.sort(key=by_precedence)
@@ -49,8 +48,8 @@ def make_room(step: StepBuilder, growing: list[SequenceState]) -> None:
 
 
 def give_way(step: StepBuilder, sequence: SequenceState) -> None:
-    """Preempt for the one at which the last admission stopped. Before anything else is planned:
-    none gives way that is in this step, or starts again in it."""
+    """Preempt for the waiting sequence at which the last admission stopped. Call it before anything
+    else is planned, so that no victim is in this step. No victim starts again in this step."""
     step.state.stopped_at = None
     if sequence.phase is not Phase.WAITING or sequence.is_held:
         return
@@ -64,12 +63,12 @@ def give_way(step: StepBuilder, sequence: SequenceState) -> None:
 
 
 def displace_one(step: StepBuilder) -> bool:
-    """Others wait for room: the youngest sequence that stands still makes some, so that a slow
-    reader or grammar holds up nobody but itself."""
+    """Preempt the youngest sequence that stands still, because others wait for room. A slow reader
+    or grammar then delays only its own sequence. Return True if there was one."""
     if not step.may_stand_still:
         return False
     for sequence in reversed(step.state.running):
-        in_this_step = sequence.lease.last_step == step.number  # a sample that has just begun
+        in_this_step = sequence.lease.last_step == step.number  # forked off in this step
         if _stands_still(step, sequence) and not sequence.exhausted and not in_this_step:
             step.preempt(sequence)
             return True
@@ -77,7 +76,8 @@ def displace_one(step: StepBuilder) -> bool:
 
 
 def _stands_still(step: StepBuilder, sequence: SequenceState) -> bool:
-    """True if it has room that it can't use: its reader is behind, or its mask doesn't come."""
+    """True if a sequence holds room that it can't use: its reader is behind, or its mask is
+    late."""
     return sequence.paused or (
         sequence.waits_for_mask and step.number - sequence.lease.last_step > step.patient_steps
     )

@@ -1,8 +1,8 @@
 """Pinned prefixes: pages that the prefix tree keeps because a policy asked for it.
 
-A pin is a lock on a path of the tree, held by a lease without pages of its own. Pins are bounded,
-and they never stand in the way of progress: those that run, and the next one when nothing runs,
-get the pages of the oldest pins.
+A pin is a lock on a path of the tree, held by a lease without pages of its own. Pins are bounded
+and never block progress. Running sequences may take the pages of the oldest pins, and so may the
+next one to start when nothing runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aioserve.scheduling.view import Pin, SchedulerView
 __all__ = ["PINNED_SHARE", "PinnedPrefixes"]
 
 PINNED_SHARE = 0.25
-"""Share of all pages that pins may hold together."""
+"""Largest share of all pages that pins may hold together."""
 
 
 class PinnedPrefixes:
@@ -31,7 +31,7 @@ class PinnedPrefixes:
         self.max_pages: int = int(PINNED_SHARE * memory.pool.num_pages)
         self._leases: dict[Pin, KVLease] = {}
         self.num_pages: int = 0
-        """Pages that are pinned; one that two pins share counts twice."""
+        """Pages that are pinned. One that two pins share counts twice."""
         self._last_number = 0
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class PinnedPrefixes:
         return list(self._leases.values())
 
     def ask_to_pin(self, sequence: SequenceState) -> None:
-        """A sequence is about to end, and what it computed is published."""
+        """Ask the policy about a sequence that is about to end. What it computed is published."""
         lease = sequence.lease
         tokens = self.policy_calls.pin(sequence.view, sequence.num_computed)
         most = self.memory.tokens_in(self.max_pages)
@@ -75,8 +75,7 @@ class PinnedPrefixes:
             self._end(pin)
 
     def make_room(self, num_pages: int) -> None:
-        """End pins, the oldest first, until so many pages are free or can be evicted, or no pin is
-        left."""
+        """End the oldest pins until `num_pages` pages are free or evictable, or no pin is left."""
         while self._leases and self.memory.num_available < num_pages:
             self._end_oldest()
 
@@ -85,7 +84,7 @@ class PinnedPrefixes:
             self._end_oldest()
 
     def end_cut(self, receipts: Container[int]) -> None:
-        """What these receipts lock is no longer in the tree, or not all of it: their pins end."""
+        """End the pins whose receipts the prefix tree has cut."""
         for pin, lease in list(self._leases.items()):
             if lease.receipt in receipts:
                 self._end(pin)

@@ -1,11 +1,11 @@
-"""The pipeline: steps are planned and launched ahead of those that are still being computed.
+"""Pipeline: plan and launch steps ahead of those that are still being computed.
 
     advance ──► plan ──► launch ──┐          depth 2: while step 7 is computed, step 8 is planned
                                   ▼          and launched, so that the device never waits
     finish  ◄── commit ◄── oldest step in flight
 
-One cycle for whoever drives a scheduler: the engine's loop, the simulator, the policy check and the
-tests. It calls, and is called; how one waits for a step is the driver's affair.
+The engine's loop, the simulator, the policy check and the tests all drive a scheduler through this
+cycle. The driver decides how to wait for a step.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Handle = TypeVar("Handle")
 
 
 class StepPipeline(Generic[Handle]):
-    """At most `depth` steps of one scheduler in flight, oldest first.
+    """Steps of one scheduler in flight, oldest first and at most `depth`.
 
-    `launch` starts a step and gives whatever the driver needs to wait for it.
+    `launch` starts a step and returns what the driver needs to wait for it.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class StepPipeline(Generic[Handle]):
 
     @property
     def in_flight(self) -> tuple[StepPlan, ...]:
-        """Plans of `steps`."""
+        """Plans of `steps`, oldest first."""
         return tuple([plan for plan, _ in self.steps])
 
     @property
@@ -53,9 +53,10 @@ class StepPipeline(Generic[Handle]):
         return len(self.steps)
 
     def advance(self, now_seconds: float) -> StepPlan | None:
-        """Plan a step and launch it; None where there is nothing to compute now, or no room.
+        """Plan a step and launch it. Return None if `depth` steps are in flight or nothing can be
+        computed now.
 
-        `Scheduler.take_ended_unplanned` may have something to tell afterwards.
+        Afterwards `Scheduler.take_ended_unplanned` may have ends to report.
         """
         plan = None
         if len(self.steps) < self.depth:
@@ -67,19 +68,20 @@ class StepPipeline(Generic[Handle]):
 
     @property
     def due(self) -> Handle | None:
-        """The handle of the oldest step, where it has to be waited for before the next `advance`:
-        as many as may be are in flight, or nothing more could be planned beside them."""
+        """Handle of the oldest step, if the driver must wait for it before the next `advance`. That
+        is so once `depth` steps are in flight, or nothing more could be planned. Otherwise None."""
         if self.steps and (self._is_dry or len(self.steps) == self.depth):
             return self.steps[0][1]
         return None
 
     def drain(self) -> None:
-        """In place of `advance`: plan nothing, so that the steps in flight are due one by one."""
+        """Plan nothing more: call it in place of `advance`. The steps in flight are then due one by
+        one."""
         self._is_dry = True
 
     def finish(self, outcome: StepOutcome, now_seconds: float) -> list[SequenceUpdate]:
-        """The oldest step is done: commit it. Raises `UnfitOutcomeError` for an outcome that isn't
-        this step's, which can then `fail`."""
+        """Commit the oldest step. Raises `UnfitOutcomeError` for the outcome of another step, which
+        may then `fail`."""
         if not self.steps:
             raise InvariantError("no step is in flight")
         updates = self.scheduler.commit(self.steps[0][0], outcome, now_seconds)
@@ -88,7 +90,7 @@ class StepPipeline(Generic[Handle]):
         return updates
 
     def fail(self, error: str) -> list[SequenceUpdate]:
-        """The oldest step has failed."""
+        """Fail the oldest step."""
         if not self.steps:
             raise InvariantError("no step is in flight")
         self._is_dry = False

@@ -1,12 +1,12 @@
-"""Fills one step: who decodes, whose prompt goes on, and who may begin.
+"""Fill one step: choose who decodes, whose prefill goes on, and who starts.
 
-Sequences that run are served before new ones are admitted, decodes first. Decoding sequences take
-one page at a time; all pages of a prompt are taken when it is admitted
-(`aioserve.scheduling.admission`), but for those of groups that grow with chunks: a chunk is
-as long as there are some, and a prefill that finds none is served like a decode that lacks a page.
-When pages run out, others make room (`aioserve.scheduling.making_room`).
+Running sequences come before new ones, and decodes before prefills. A decoding sequence takes one
+page at a time. A prompt takes all its pages when it is admitted (`aioserve.scheduling.admission`),
+except in groups that grow with chunks. There a chunk is as long as its pages allow, and a prefill
+that finds no page is served like a decode that lacks one. When pages run out, others make room
+(`aioserve.scheduling.making_room`).
 
-The planner decides one sequence at a time and then applies what it decided
+The planner decides about one sequence at a time and then applies the decision
 (`aioserve.scheduling.step_builder`).
 """
 
@@ -30,11 +30,12 @@ from aioserve.scheduling.step_builder import StepBuilder, Verified
 __all__ = ["fill"]
 
 Budget = dict[SequenceState, Verified]
-"""What is to be verified behind the next token of sequences, at most."""
+"""Most tokens to verify behind the next token of each sequence, with the part that asks for
+them."""
 
 
 def fill(step: StepBuilder) -> None:
-    """Choose the work of a step, and move the state of its sequences past it."""
+    """Choose the work of a step, and advance the state of its sequences."""
     state, policy_calls = step.state, step.policy_calls
     if policy_calls.sets_budgets:
         most = state.max_num_batched_tokens
@@ -63,9 +64,13 @@ def fill(step: StepBuilder) -> None:
 
 
 def _split_running(step: StepBuilder) -> tuple[list[SequenceState], list[SequenceState]]:
-    """Running sequences of which one token is to be computed, and those with more, when the
-    pages that none of them needs any longer have gone. Oldest first, and before them
-    those of higher precedence: nobody is preempted for one that comes later."""
+    """Split running sequences into those with one token to compute and those with more, first come
+    first.
+
+    Higher precedence comes before age, so that no sequence is preempted for a later one. Forced
+    tokens that lack pages put a sequence into the first list. Pages that a sequence no longer needs
+    are given back first.
+    """
     decoding: list[SequenceState] = []
     prefilling: list[SequenceState] = []
     memory, running = step.memory, step.state.running
@@ -75,7 +80,7 @@ def _split_running(step: StepBuilder) -> tuple[list[SequenceState], list[Sequenc
     trims, may_lack = not memory.keeps_all, memory.grows_with_chunks
     for sequence in running:
         if trims and not sequence.forced_in_flight:
-            # The last known token is computed again where a mask comes late.
+            # A late mask makes the last known token be computed again.
             least = min(sequence.lease.computed, sequence.num_known - 1)
             memory.trim(sequence.lease, least)
         if sequence.paused:
@@ -87,7 +92,7 @@ def _split_running(step: StepBuilder) -> tuple[list[SequenceState], list[Sequenc
             if reach < sequence.max_length:
                 decode(sequence)
         elif remaining > 1:
-            # Those of a prompt have their pages; those that a grammar forced may have none.
+            # Prefills of a prompt have their pages; forced tokens may have none.
             may_grow = sequence.constrained and not may_lack
             grows = may_grow and memory.short_of_pages([sequence.lease])
             (decoding if grows else prefilling).append(sequence)
@@ -99,9 +104,12 @@ def _split_running(step: StepBuilder) -> tuple[list[SequenceState], list[Sequenc
 def _decode(
     step: StepBuilder, ready: list[SequenceState], prefilling: Sequence[SequenceState] = ()
 ) -> None:
-    """Launch a token of each sequence that has a page for it. One for which no page is left
-    sits this step out: pages that are fenced now are free in the next. Prefills that lack the
-    pages of a token get these, so that nobody is preempted for them in vain."""
+    """Launch one token of each sequence that has a page for it. A sequence without a page sits this
+    step out: pages that are fenced now are free in the next.
+
+    Prefills that lack the pages of one token get them here, so that no preemption for them is in
+    vain.
+    """
     memory, room, state = step.memory, step.room, step.state
     budget: Budget | None = None
     if state.forced or state.speculation.is_on:
@@ -116,7 +124,7 @@ def _decode(
         short = set(growing)
         make_room(step, [s for s in (*ready, *begun) if s.lease in short])
         ready = [s for s in ready if s.phase is Phase.RUNNING]
-        # Some that were beyond the budget may be within it now.
+        # Some beyond the budget may be within it now.
         growing, chosen = [s.lease for s in ready], room.budget.one_each(ready)
     if begun := sorted([s for s in begun if s.phase is Phase.RUNNING], key=by_precedence):
         _with_pages(step, begun, {s.lease for s in begun})
@@ -134,8 +142,8 @@ def _decode(
 def _with_pages(
     step: StepBuilder, ready: Sequence[SequenceState], growing: set[KVLease]
 ) -> Sequence[SequenceState]:
-    """The sequences that have a page for their next token, or get it now. No lease but those
-    that are `growing` may lack one."""
+    """Reserve a page for the next token of each sequence in `growing`. Return the sequences of
+    `ready` that have one; only those in `growing` may lack it."""
     memory, refused = step.memory, set[SequenceState]()
     for sequence in [s for s in ready if s.lease in growing]:
         step.working_on = sequence
@@ -148,7 +156,7 @@ def _with_pages(
 def _budget(
     step: StepBuilder, ready: list[SequenceState], prefilling: Sequence[SequenceState]
 ) -> tuple[list[SequenceState], Budget]:
-    """Sequences of those `ready` that don't sit the step out, and what is worth verifying."""
+    """Sequences of `ready` that don't sit the step out, and the tokens worth verifying for each."""
     state, forced = step.state, dict[SequenceState, int]()
     if state.forced:
         forced = forced_budget(state.forced, state.max_num_seqs - len(state.sequences))
@@ -162,7 +170,8 @@ def _budget(
 def _with_pages_to_verify(
     step: StepBuilder, chosen: Sequence[SequenceState], budget: Budget
 ) -> list[Verified]:
-    """What is verified behind the next token of sequences, each of which has a page for that."""
+    """Reserve pages for tokens to verify behind the next token of each sequence, which has its
+    page."""
     verified: list[Verified] = []
     for sequence in chosen:
         if sequence in budget:
@@ -174,7 +183,7 @@ def _with_pages_to_verify(
 
 
 def _continue_prefills(step: StepBuilder, prefilling: list[SequenceState]) -> None:
-    """Next chunks of prompts that have begun, and were not just preempted."""
+    """Launch the next chunks of prompts that have begun, except those just preempted."""
     prefilling = [s for s in prefilling if s.phase is Phase.RUNNING]
     if not prefilling or step.room.budget.tokens <= 0:
         return
@@ -193,8 +202,8 @@ def _continue_prefills(step: StepBuilder, prefilling: list[SequenceState]) -> No
 
 
 def _force_progress(step: StepBuilder) -> None:
-    """Nothing is in flight and nothing was chosen: go on with the oldest sequence, whatever the
-    policy says and whoever's mask is late, so that an engine with work never stands still."""
+    """Let the oldest sequence go on, because nothing is in flight and nothing was chosen. Ignores
+    the policy and late masks, so that an engine with work never stands still."""
     state = step.state
     step.patient_steps = 0
     step.room = Room(state, step.number)

@@ -1,8 +1,8 @@
-"""The interface between a scheduling policy and the mechanism that asks it.
+"""Interface between a scheduling policy and the mechanism that asks it.
 
 A policy answers questions over read-only views. It owns no queue and no page, and the mechanism
-checks every answer: a policy can be slow or unfair, and nothing that it raises or answers loses a
-request or corrupts memory. It runs on the event loop, so one that never returns stops its host.
+checks every answer. A policy can be slow or unfair, but its answers and exceptions lose no request
+and corrupt no memory. It runs on the event loop, so a policy that never returns stops its host.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ MAX_REASON_CHARS = 1000
 
 
 class Verdict(Enum):
-    """A policy's answer to "may this request start?"."""
+    """Answer of a policy to "may this request start?"."""
 
     NOW = "now"
     LATER = "later"
-    """Ask again in the next step. With nothing running the mechanism starts the request anyway:
-    an engine that has work never stands still."""
+    """Ask again in the next step. If nothing else runs, the mechanism starts the request anyway: an
+    engine that has work never stands still."""
     NEVER = "never"
     """Refuse the request: its stream raises `RequestRejectedError`."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """`Verdict.NEVER` with a reason, which stands in the message of `RequestRejectedError`.
+    """`Verdict.NEVER` with a reason, which appears in the message of `RequestRejectedError`.
 
-    Raises `ConfigError` for a reason that isn't a str of 1 to 1000 characters, and for seconds that
-    aren't a number from 0 on, and finite.
+    Raises `ConfigError` unless the reason is a str of 1 to 1000 characters. The seconds must be
+    None, or finite and at least 0.
     """
 
     reason: str
     retry_after_seconds: float | None = None
-    """When the same request might be taken, in seconds from now, where that is known: the error
+    """Seconds from now after which the same request might be accepted, if that is known. The error
     carries it to the caller."""
 
     def plain(self) -> Refusal:
-        """Copy of a plugin's own refusal, with a plain str and a plain float."""
+        """Copy a plugin's own refusal into one with a plain str and a plain float."""
         seconds = self.retry_after_seconds
         return Refusal(str.__str__(self.reason), None if seconds is None else float(seconds))
 
@@ -62,34 +62,35 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Preempt(msgspec.Struct, frozen=True, gc=False):
-    """One answer to `SchedulingPolicy.preempt`: whom, and what becomes of what it has computed."""
+    """One answer to `SchedulingPolicy.preempt`: a request, and the fate of its computed KV."""
 
     request: RequestView
     how: Preemption | None = None
-    """"swap" copies it to the host pool, as far as there is room in it, "recompute" computes it
-    again; "auto" and None leave that to length, and to the engine's `preemption`."""
+    """"swap" copies the KV to the host pool, as far as there is room, and "recompute" computes it
+    again. With "auto" and None, length and the engine's `preemption` decide."""
 
 
 class TokenShare(msgspec.Struct, frozen=True, gc=False):
     """Tokens of one step that are kept for some requests."""
 
     requests: Iterable[RequestView]
-    """Requests that wait or run, none of which is in another share."""
+    """Requests that wait or run. A request may be in one share only."""
     tokens: int
-    """Tokens that nobody else gets: for the next tokens of these requests and for their prompts."""
+    """Tokens that no other request gets. They serve the next tokens of these requests and their
+    prompts."""
 
 
 class StepBudget(msgspec.Struct, frozen=True, gc=False):
-    """One answer to `SchedulingPolicy.begin_step`: how a step's tokens are shared out.
+    """Answer to `SchedulingPolicy.begin_step`: how a step's tokens are shared out.
 
-    A request of a share takes its tokens from that share first, and then from what is in no share.
-    What is left of a share at the end of the step is computed for nobody.
+    A request in a share takes its tokens from that share first, and then from those outside of
+    shares. Tokens of a share that are left at the end of the step stay unused.
     """
 
     shares: Iterable[TokenShare] = ()
-    """Shares with at most `tokens` tokens in all. What they leave is for all requests."""
+    """Shares with at most `tokens` tokens in all. The rest is for all requests."""
     tokens: int | None = None
-    """Most tokens of the step, 1 to `max_num_batched_tokens`; None for as many."""
+    """Most tokens of the step, 1 to `max_num_batched_tokens`; None for as many as that."""
 
 
 def _as_seconds(value: object) -> float:
@@ -113,45 +114,46 @@ class SchedulingPolicy:
             def order(self, waiting, view):
                 return sorted(waiting, key=lambda request: request.uncached_tokens)
 
-    Methods are plain and synchronous and run on the event loop, so they must be quick: nothing can
-    end a call that never returns, and it stops the host program. Where one raises, or gives an
-    answer that isn't one, that is logged, and first come, first served decides for the rest of that
-    step.
+    Methods are plain and synchronous and run on the event loop, so they must be quick. Nothing can
+    end a call that never returns, and it stops the host program. If a method raises or returns an
+    invalid answer, that is logged. First come, first served then decides for the rest of that step.
     """
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        """Waiting requests in the order to start them; those left out wait.
+        """Return waiting requests in the order to start them. Requests left out wait.
 
-        `waiting` is in order of arrival. Admission stops at the first request that doesn't fit
-        the free pages, so that a large request isn't overtaken for ever.
+        `waiting` is in order of arrival. Admission stops at the first request that doesn't fit the
+        free pages, so that smaller requests can't overtake a large one for ever.
         """
         return waiting
 
     def admit(self, request: RequestView, view: SchedulerView) -> Verdict | Refusal:
-        """Whether a request may start in this step. It does if there is memory for it. A `Refusal`
-        is `Verdict.NEVER` with a reason for the caller."""
+        """Return a verdict on starting a request in this step. After `NOW` it starts if there is
+        memory for it. A `Refusal` is `Verdict.NEVER` with a reason for the caller."""
         return Verdict.NOW
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
-        """Prompt tokens to compute in this step, 0 to `budget_tokens`.
+        """Return the number of prompt tokens to compute in this step, 0 to `budget_tokens`.
 
         `budget_tokens` is what is left of the step's token budget, and at most what the request
-        still needs. Sequences that decode are not asked: they take their one token first. Every
-        request is asked about before it starts, except in a step after a fault of the policy. One
-        that starts since nothing else can run is computed even where the answer is 0.
+        still needs. Decoding sequences take their one token first, without this question. Every
+        request is asked about before it starts, except in a step after a fault of the policy. If a
+        request starts because nothing else can run, it is computed even if the answer is 0.
         """
         return budget_tokens
 
     def victim(
         self, running: Sequence[RequestView], need_pages: int, view: SchedulerView
     ) -> RequestView:
-        """The request to preempt when `need_pages` more pages are needed.
+        """Return the request to preempt when `need_pages` more pages are needed.
 
-        `running` holds those that may be preempted: each is of lower precedence than the request in
-        need, or of the same and arrived after it, or waits for its own reader. By default the
-        request that loses the least work among those whose pages cover the need, and of equal ones
-        one whose pages come back at once; where none covers the need, the one that brings back the
-        most pages.
+        `running` holds the requests that may be preempted. Each has lower precedence than the one
+        in need, or the same and arrived later. A request that waits for its own reader or mask may
+        be preempted in any case.
+
+        Default: of the requests whose pages cover the need, the one that loses the least work.
+        Among equal ones, pages that come back at once are better. If no request covers the need,
+        the one that brings back the most pages.
         """
         pages = {request: request.reclaimable_pages for request in running}
         covering = [request for request in running if pages[request] >= need_pages]
@@ -160,21 +162,23 @@ class SchedulingPolicy:
         return max(running, key=lambda r: (pages[r], r.arrival_index))
 
     def precedence(self, request: RequestView) -> int:
-        """How far `request` goes before others that run: of two, the one with the greater may
-        displace the other, and takes its pages first. Asked once, when the request arrives: who may
-        preempt whom never changes. By default all are equal, and none is displaced.
+        """Return the precedence of `request`. Of two requests, the one with the greater may
+        displace the other, and takes its pages first.
+
+        Asked once, when the request arrives, so who may preempt whom never changes. By default all
+        are equal, and none is displaced.
         """
         return 0
 
     def displaces(
         self, request: RequestView, running: Sequence[RequestView], view: SchedulerView
     ) -> Iterable[RequestView]:
-        """Requests that give way to `request`, which is the next to start and has no slot or no
-        pages; those to be preempted first come first.
+        """Return requests that may be preempted for `request`, first victim first. It is the next
+        to start and lacks a slot or pages.
 
-        `running` holds those of lower precedence. As many of them are preempted as have to be, and
-        none where all that are named aren't enough. By default all may be, the lowest first, and
-        of equal ones the one that loses the least work.
+        `running` holds the requests of lower precedence. As many are preempted as needed, and none
+        if all that are named aren't enough. By default all are named: the lowest precedence first,
+        and among equal ones the one that loses the least work.
         """
         return sorted(
             running,
@@ -184,98 +188,109 @@ class SchedulingPolicy:
     # -- Asked only where a policy overrides them
 
     def begin_step(self, view: SchedulerView) -> StepBudget | None:
-        """How the tokens of the step are shared out that is about to be planned: asked once, before
-        anything else. Decodes count as prompts do, so a share is one of the whole step.
+        """Return how the tokens of the next step are shared out. Asked once per step, before
+        anything else. Decodes count like prompts, so a share is one of the whole step.
 
-        What the budget leaves no token for sits the step out; `chunk` is told what is left for its
-        request. One that made others give their pages back gets its token whatever is answered, and
-        where nothing else can run one request goes on without a limit. None, the default: whoever
-        comes first takes all.
+        A request that the budget leaves no token sits the step out; `chunk` is told what is left
+        for its request. Two cases ignore the budget. A request that made others give their pages
+        back gets its token. If nothing else can run, one request goes on without a limit.
+
+        With None, the default, there are no shares: first come, first served.
         """
         return None
 
     victim_of_any_age: bool = False
-    """Whether `victim` is asked about all that may be preempted, and not only about those that are
+    """True to ask `victim` about all requests that may be preempted, and not only about those
     behind the one in need."""
 
     def preempt(
         self, running: Sequence[RequestView], view: SchedulerView
     ) -> Iterable[RequestView | Preempt]:
-        """Requests to take off the device although there may be pages left, before a step is
-        planned. They start again in a later step, when `order` and `admit` say so.
+        """Return requests to take off the device before a step is planned, even if there are pages
+        left. They start again in a later step, when `order` and `admit` say so.
 
-        `running` holds those that may be preempted: of the others all tokens are known or being
-        sampled, or they were preempted so often since their last token that it is their turn. By
-        default none.
+        `running` holds the requests that may be preempted. Left out are requests whose tokens are
+        all known or being sampled, and those preempted too often since their last token. By default
+        none.
         """
         return ()
 
     def order_prefills(
         self, running: Sequence[RequestView], view: SchedulerView
     ) -> Iterable[RequestView]:
-        """Running requests with more than one token to compute, in the order in which `chunk` is
-        asked for them; those left out sit this step out. By default as they arrived, those of
-        higher precedence first, which is how `running` is ordered."""
+        """Return running requests with more than one token to compute, in the order to ask `chunk`
+        for them. Requests left out sit this step out.
+
+        By default as in `running`: higher precedence first, then order of arrival.
+        """
         return running
 
     def decode(self, running: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        """Running requests that are ready for their next token, in the order in which they get one
-        of the step's tokens and their pages; those left out sit this step out.
+        """Return running requests that are ready for their next token, in the order in which they
+        get tokens of the step and pages. Requests left out sit this step out.
 
-        By default all, as they arrived, those of higher precedence first, which is how `running` is
-        ordered. One that made others give their pages back gets its token whatever is answered.
+        By default as in `running`: higher precedence first, then order of arrival. A request that
+        made others give their pages back gets its token whatever the answer.
         """
         return running
 
     def draft(self, request: RequestView, limit: int, view: SchedulerView) -> int:
-        """Draft tokens of a running request that this step may verify, 0 to `limit`, which
-        is what measured times and the request's own acceptance make of it. Each is one more of the
-        step's tokens. Asked where the engine speculates and `limit` isn't 0. By default `limit`.
+        """Return the number of draft tokens of a running request that this step may verify, 0 to
+        `limit`.
+
+        `limit` follows from measured times and the request's own acceptance. Each draft token is
+        one more of the step's tokens. Asked only if the engine speculates and `limit` isn't 0. By
+        default `limit`.
         """
         return limit
 
     def reserve(self, request: RequestView, view: SchedulerView) -> int | None:
-        """Pages that have to be left for answers, its own and those of all that run, when `request`
-        starts: where fewer would be, it waits. None, the default, is what the engine's
-        `output_reserve_tokens` makes of it. One that is alone may start in any case."""
+        """Return the pages that must be left for completions when `request` starts: for its own,
+        and for those of all running requests. If fewer would be left, it waits.
+
+        With None, the default, the engine's `output_reserve_tokens` decides. A request that is
+        alone may start in any case.
+        """
         return None
 
     def drop(self, request: RequestView, view: SchedulerView) -> Refusal | None:
-        """Whether to end a running request before its answer is complete, and why: its stream
-        raises `RequestRejectedError` behind the tokens that it has. By default None: no."""
+        """Return a refusal to end a running request before its completion is done, or None to let
+        it go on. Its stream raises `RequestRejectedError` after the tokens that it has. By default
+        None."""
         return None
 
     def pin(self, request: RequestView) -> int:
-        """Leading tokens of a request that has just ended whose pages the prefix cache is to keep,
-        0 to `computed_tokens`: whole pages of it. By default 0.
+        """Return the number of leading tokens of an ended request whose pages the prefix cache is
+        to keep, 0 to `computed_tokens`. Only whole pages are kept. By default 0.
 
-        Pinned pages aren't evicted for those that wait. They are for requests that run, for one
-        that might displace others for them, and when nothing else can run: the oldest pin goes
-        first, as it does where all pins together would hold more than a quarter of the pages.
+        Pins keep their pages from waiting requests. They end for running requests that need the
+        pages, for a request that might displace others for them, and when nothing else can run. The
+        oldest pin ends first, also when all pins together would hold more than a quarter of the
+        pages.
         """
         return 0
 
     def unpin(self, pins: Sequence[Pin], view: SchedulerView) -> Iterable[Pin]:
-        """Which pins, of which there are some, to end before a step is planned. Their pages stay
-        cached until they are evicted. By default none."""
+        """Return the pins to end before a step is planned. Asked only while there are pins. Their
+        pages stay cached until they are evicted. By default none."""
         return ()
 
     # -- Declared, and told
 
     def starvation_bound_tokens(self, request: RequestView) -> int | None:
-        """The most that `request` may be overtaken: once that many tokens have been processed since
-        it arrived, no request that arrived later starts before it.
+        """Return the most that `request` may be overtaken, in tokens; None promises nothing. Once
+        that many tokens have been processed since it arrived, no later request starts before it.
 
-        0 is order of arrival, None (the default) promises nothing. It is a declaration, held by
-        `aioserve.testing.check_policy`; the mechanism doesn't ask.
+        0 means order of arrival. The default is None. This is a declaration that
+        `aioserve.testing.check_policy` tests; the mechanism doesn't ask.
         """
         return None
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
-        """These requests entered the queue since the last step was planned."""
+        """Notification that these requests entered the queue since the last step was planned."""
 
     def step_finished(self, step: int, tokens: int) -> None:
-        """Step number `step` is done; it computed `tokens` tokens."""
+        """Notification that step number `step` is done; it computed `tokens` tokens."""
 
     def finished(self, requests: Sequence[RequestView]) -> None:
-        """These requests have ended, for whatever reason."""
+        """Notification that these requests have ended, for any reason."""

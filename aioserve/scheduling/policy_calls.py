@@ -1,4 +1,4 @@
-"""Asks a policy and checks what it answers, so that no policy can harm the mechanism.
+"""Calls to a policy. Every answer is checked, so that no policy can harm the mechanism.
 
 From a policy's first fault in a step to the end of that step, first come, first served answers in
 its place. In the next step the policy is asked again.
@@ -37,12 +37,13 @@ FALLBACK = SchedulingPolicy()
 DEFAULTS = vars(SchedulingPolicy)
 END = object()
 MOST_SEARCHES = 64
-"""For requests that a policy names out of order: where it names more, all are put into a dict."""
+"""Requests named out of order that are found by bisection. If a policy names more, all go into a
+dict."""
 WAYS_TO_PREEMPT: tuple[Preemption, ...] = ("auto", "swap", "recompute")
 
 
 class PolicyCalls(PluginCalls):
-    """Stands between the scheduler and one policy; its answers can be used as they are.
+    """Stands between the scheduler and one policy. Its answers can be used as they are.
 
     A policy has at most one fault a step: `faults_total` counts steps in which it had one.
     """
@@ -56,7 +57,7 @@ class PolicyCalls(PluginCalls):
     ) -> None:
         self.policy = policy
         self.name: str = name or type(policy).__name__
-        """For logs and errors; that of the class unless given."""
+        """Name in logs and errors; by default the name of the policy's class."""
         self.preempts: bool = _overrides(policy, "preempt")
         self.orders_prefills: bool = _overrides(policy, "order_prefills")
         self.chooses_decodes: bool = _overrides(policy, "decode")
@@ -67,9 +68,9 @@ class PolicyCalls(PluginCalls):
         self.pins: bool = _overrides(policy, "pin")
         self.victim_of_any_age: bool = bool(policy.victim_of_any_age)
         self.limits_decodes: bool = self.chooses_decodes or self.sets_budgets
-        """Some that are ready for their next token may have to sit a step out."""
+        """True if a sequence that is ready for its next token may have to sit a step out."""
         self.acts_on_running: bool = self.preempts or self.drops or self.pins
-        # Looked up by nothing of the policy's own, which may raise.
+        # Look nothing up in the policy itself, since that may raise.
         self._attributes: Mapping[str, object] = object.__getattribute__(policy, "__dict__")
         self._failed = False
         after = "first come, first served decides this step"
@@ -92,12 +93,13 @@ class PolicyCalls(PluginCalls):
         return self._has_own("arrived") or self._has_own("precedence")
 
     def _has_own(self, method: str) -> bool:
-        """Whether a policy has its own of what it is always asked or told, be it an attribute that
-        it was given just now."""
+        """True if a policy overrides this method, which is always called. It may also be an
+        attribute that was set just now."""
         return method in self._attributes or _overrides(self.policy, method)
 
     def _may_have_own(self, method: str) -> bool:
-        """Whether it has, or looks its attributes up in a way of its own."""
+        """True if a policy overrides this method, or looks its attributes up in a way of its
+        own."""
         kind = type(self.policy)  # several times a step: no further calls
         return (
             getattr(kind, method) is not DEFAULTS[method]
@@ -113,14 +115,14 @@ class PolicyCalls(PluginCalls):
     def step_budget(
         self, view: SchedulerView, most_tokens: int, is_known: Callable[[RequestView], bool]
     ) -> StepBudget | None:
-        """Shares of at most `most_tokens` tokens in all, of requests that are known, each in one of
-        them, as tuples; None, also after a fault, for no limits."""
+        """Ask for the budget of a step. Return shares as tuples, with at most `most_tokens` tokens
+        in all and each request in one of them. None means no limits, also after a fault."""
         return self._ask("begin_step", partial(_budget, most_tokens, is_known), view)
 
     def order(self, waiting: tuple[RequestView, ...], view: SchedulerView) -> Iterator[RequestView]:
-        """Waiting requests to start, one by one: each is in `waiting`, none comes twice. After a
-        fault come those that are left, in order of arrival."""
-        # A tuple: what the policy does with it can't change what is checked.
+        """Yield waiting requests to start, one by one. Each is in `waiting`, and none comes twice.
+        After a fault the remaining ones follow in order of arrival."""
+        # A tuple, so that the policy can't change what is checked.
         named = _Named(waiting)
         answer = self._ask("order", iter, waiting, view)
         while answer is not None:
@@ -163,36 +165,38 @@ class PolicyCalls(PluginCalls):
     def displaces(
         self, request: RequestView, running: Sequence[RequestView], view: SchedulerView
     ) -> Sequence[RequestView]:
-        """Requests of `running` that are to give way, none twice; after a fault none."""
+        """Requests of `running` to displace, without repeats. Empty after a fault."""
         running = tuple(running)
         return self._ask("displaces", partial(_some_of, running), request, running, view) or ()
 
     def preempt(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[Preempt]:
-        """Requests of `running` to take off the device, none twice; after a fault none."""
+        """Requests of `running` to take off the device, without repeats. Empty after a fault."""
         running = tuple(running)
         return self._ask("preempt", partial(_preemptions, running), running, view) or ()
 
     def order_prefills(
         self, running: Sequence[RequestView], view: SchedulerView
     ) -> Sequence[RequestView]:
-        """Requests of `running` that go on with their prompts, none twice; after a fault all."""
+        """Requests of `running` that go on with their prompts, without repeats. All after a
+        fault."""
         running = tuple(running)
         named = self._ask("order_prefills", partial(_some_of, running), running, view)
         return running if named is None else named
 
     def decode(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
-        """Requests of `running` that get a token, none twice; after a fault all."""
+        """Requests of `running` that get a token, without repeats. All after a fault."""
         running = tuple(running)
         named = self._ask("decode", partial(_some_of, running), running, view)
         return running if named is None else named
 
     def draft(self, request: RequestView, limit: int, view: SchedulerView) -> int:
-        """Draft tokens of a request in this step, 0 to `limit`; `limit` after a fault."""
+        """Draft tokens of a request in this step, 0 to `limit`. After a fault `limit`."""
         answer = self._ask("draft", partial(_index, 0, limit), request, limit, view)
         return limit if answer is None else answer
 
     def reserve(self, request: RequestView, most_pages: int, view: SchedulerView) -> int | None:
-        """Pages to leave, at most `most_pages`; None, also after a fault, for the engine's own."""
+        """Pages to leave, at most `most_pages`. None for the engine's own reserve, also after a
+        fault."""
         check = partial(_index_or_none, 0, most_pages)
         return self._ask("reserve", check, request, view)
 
@@ -200,11 +204,11 @@ class PolicyCalls(PluginCalls):
         return self._ask("drop", _refusal_or_none, request, view)
 
     def pin(self, request: RequestView, most_tokens: int) -> int:
-        """Leading tokens to keep, at most `most_tokens`; after a fault none."""
+        """Leading tokens to keep, at most `most_tokens`. 0 after a fault."""
         return self._ask("pin", partial(_index, 0, most_tokens), request) or 0
 
     def unpin(self, pins: Sequence[Pin], view: SchedulerView) -> Sequence[Pin]:
-        """Pins of `pins` to end, none twice; after a fault none."""
+        """Pins of `pins` to end, without repeats. Empty after a fault."""
         return self._ask("unpin", partial(_some_pins, pins), pins, view) or ()
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
@@ -220,7 +224,7 @@ class PolicyCalls(PluginCalls):
             self._tell("finished", requests)
 
     def _ask(self, question: str, check: Callable[[Any], T], *args: Any) -> T | None:
-        """What `check` makes of the policy's answer; None after a fault."""
+        """Return what `check` makes of the policy's answer; None after a fault."""
         if self._failed:
             return None
         try:
@@ -232,7 +236,8 @@ class PolicyCalls(PluginCalls):
         return check(getattr(self.policy, question)(*args))
 
     def _tell(self, notification: str, *args: Any) -> None:
-        """Also after a fault: a policy that keeps counts must hear of every request's end."""
+        """Notify the policy, even after a fault: a policy that keeps counts must hear of the end of
+        every request."""
         with suppress(PluginFault):
             self.call(notification, self._checked, notification, _ignored, args)
 
@@ -244,10 +249,11 @@ class PolicyCalls(PluginCalls):
 
 
 class _Named:
-    """Which of those that wait were named: `num_first` from the first on, and those at `later`.
+    """Marks waiting requests as named: the first `_num_first`, and those at the places in `_later`.
 
-    Thousands may wait of which a few can start. So as long as few are named they are found by
-    bisection, and not in a dict of all."""
+    Thousands may wait of which a few can start. While few are named, bisection finds them without a
+    dict of all.
+    """
 
     def __init__(self, waiting: tuple[RequestView, ...]) -> None:
         self.waiting = waiting
@@ -257,7 +263,7 @@ class _Named:
         self._places: dict[int, int] = {}
 
     def take(self, answer: object) -> RequestView | None:
-        """The request that this is, named for the first time; None for anything else."""
+        """Return `answer` if it is a waiting request named for the first time, else None."""
         waiting, first = self.waiting, self._num_first
         in_turn = first < len(waiting) and answer is waiting[first]
         place = first if in_turn else self._place(answer)
@@ -270,7 +276,7 @@ class _Named:
         return waiting[place]
 
     def _place(self, answer: object) -> int:
-        """Where it waits; -1 for one that doesn't."""
+        """Index of `answer` in `waiting`; -1 if it isn't there."""
         self._num_searches += 1
         if self._num_searches > MOST_SEARCHES:
             if not self._places:
@@ -283,20 +289,20 @@ class _Named:
         return place if is_there else -1
 
     def left(self) -> Iterator[RequestView]:
-        """Requests that weren't named, in order of arrival."""
+        """Yield the requests that weren't named, in order of arrival."""
         for place in range(self._num_first, len(self.waiting)):
             if place not in self._later:
                 yield self.waiting[place]
 
 
 def _overrides(policy: SchedulingPolicy, method: str) -> bool:
-    """Whether the class of a policy has an answer of its own: the others need not be asked. An
-    attribute of the object doesn't count, which may be an option of that name."""
+    """True if the class of a policy overrides `method`. Attributes of the object don't count: one
+    may be an option of that name."""
     return getattr(type(policy), method) is not DEFAULTS[method]
 
 
 def _ignored(answer: object) -> None:
-    """Check nothing."""
+    """Accept any answer."""
 
 
 def _index(least: int, most: int, answer: SupportsIndex) -> int:
@@ -339,7 +345,7 @@ def _by_arrival(request: RequestView) -> int:
 
 
 def _way(answer: object) -> Preemption | None:
-    """A plain str, of any class of str."""
+    """Return the way to preempt as a plain str, from any subclass of str."""
     if answer is None:
         return None
     if isinstance(answer, str):
@@ -409,7 +415,8 @@ def _by_id(requests: Sequence[RequestView]) -> dict[int, RequestView]:
 
 
 def _take(left: dict[int, RequestView], answer: object) -> RequestView:
-    """Out of those left, so that answers without end come to one."""
+    """Take `answer` out of the requests left. Repeats fail, so even endless answers come to an
+    end."""
     if id(answer) not in left:
         raise NotAnAnswer(answer, "not one of the running requests, or came before")
     return left.pop(id(answer))

@@ -1,15 +1,16 @@
-"""What a policy may have done to running sequences, and how far: who is dropped, preempted or
-unpinned, and who decodes.
+"""Acts of a policy on running sequences, and their limits: drop, preempt, unpin, choose decodes.
 
-Every run ends, whatever the policy says. A planned step computes a token at least, so there are
-endlessly many steps only where tokens are computed again endlessly often, after preemptions. There
-are two kinds of preemption. The policy may preempt a sequence `MAX_POLICY_PREEMPTIONS` times for
-each token that it comes to know, and completions are finite. A sequence is preempted for the page
-of another only if that one is ahead of it in the order of precedence and age, and that one gets the
-page: its next token is reserved, whatever the policy chooses. So the first in this order, which
-only the policy preempts, takes finitely many pages; the second is preempted finitely often for
-these and takes finitely many; and so on to the last. Where nothing is chosen and nothing is in
-flight, one sequence goes on without a question.
+Every run ends, whatever the policy answers. A planned step computes at least one token, so a run
+without end would need preemptions without end. There are two kinds of preemption.
+
+The policy may preempt a sequence `MAX_POLICY_PREEMPTIONS` times for each token that becomes known,
+and completions are finite. A sequence is preempted for another's page only if the other one is
+ahead of it in the order of precedence and age. The other one then gets the page: its next token is
+reserved, whatever the policy chooses.
+
+So only the policy preempts the first sequence in this order, which takes finitely many pages. The
+second is preempted finitely often for these and takes finitely many itself, and so on to the last.
+If nothing is chosen and nothing is in flight, one sequence goes on without asking the policy.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["chosen_decodes", "preempt_for_policy"]
 
 
 def preempt_for_policy(step: StepBuilder) -> None:
-    """Drop, preempt and unpin before a step is planned. Those preempted don't start in it."""
+    """Drop, preempt and unpin before a step is planned. Preempted sequences don't start in it."""
     state, policy_calls = step.state, step.policy_calls
     if policy_calls.pins and state.pins:
         state.pins.ask_to_unpin(step.view())
@@ -52,7 +53,8 @@ def _drop(step: StepBuilder) -> None:
 
 
 def chosen_decodes(step: StepBuilder, ready: list[SequenceState]) -> list[SequenceState]:
-    """Sequences that may get a token, in the policy's order: first those that have one reserved."""
+    """Sequences that may get a token, in the policy's order. Those with a reserved one come
+    first."""
     state = step.state
     state.reserved_next_page = {
         s: computed

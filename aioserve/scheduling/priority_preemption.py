@@ -1,14 +1,13 @@
-"""Running sequences that are preempted so that a waiting one can start.
+"""Choice of running sequences to preempt so that a waiting one can start.
 
-A policy gives each request a precedence, once. Of two sequences only the one of the greater may
-displace the other, so those of equal precedence never take turns. That every run ends rests on
-this: precedence and age put all sequences in one order that never changes, and none is preempted
-for one behind it, be that one waiting or in need of a page. Of those that run again and again the
-first in this order is never preempted, so it gets to its end; then the next one is first.
+A policy gives each request a precedence, once. Only a sequence of greater precedence may displace
+another, so sequences of equal precedence never take turns. Precedence and age put all sequences in
+one order that never changes, and none is preempted for one behind it. The first in this order is
+therefore never preempted and reaches its end; then the next one is first. That every run ends rests
+on this.
 
-None is preempted in vain: all that give way do so together, where that is enough, and only as many
-as are needed. And none displaces without end: while it waits, a
-sequence displaces no more others than can run at once.
+No sequence is preempted in vain. All that give way do so together, only if that is enough, and only
+as many as are needed. While it waits, a sequence displaces no more others than can run at once.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ __all__ = ["by_precedence", "lowest_precedence", "who_gives_way"]
 
 
 def by_precedence(sequence: SequenceState) -> tuple[int, int]:
-    """Sorts sequences: none is preempted for one behind it, unless its reader is behind."""
+    """Sort key of sequences. None is preempted for one behind it, unless its reader is behind."""
     return -sequence.precedence, sequence.sequence_id
 
 
 def lowest_precedence(state: SchedulerState) -> float:
-    """The lowest precedence that runs: a sequence that waits with a greater one may displace it."""
+    """Lowest precedence among running sequences. A waiting sequence with a greater one may displace
+    it."""
     if not state.has_precedences:  # all are equal
         return math.inf
     return min([s.precedence for s in state.running], default=math.inf)
@@ -39,8 +39,9 @@ def lowest_precedence(state: SchedulerState) -> float:
 def who_gives_way(
     state: SchedulerState, sequence: SequenceState, view: SchedulerView
 ) -> Sequence[SequenceState]:
-    """Running sequences, in the policy's order, without which a waiting one has its slots and its
-    pages, now or after the steps in flight. None, if it has them anyway or not even so."""
+    """Running sequences to preempt so that `sequence` can start, now or after the steps in flight.
+    They are the first in the policy's order, less those that can stay. Empty if it can start
+    already, or cannot start at all."""
     lower = [s for s in state.running if s.precedence < sequence.precedence]
     candidates = [s for s in lower if not s.exhausted]  # the others end by themselves
     if not candidates:

@@ -1,22 +1,21 @@
-"""What happens to sequences when a step fails, logits are no numbers, a mask comes late, or
-planning raises.
+"""Recovery of sequences after a failed step, broken logits, a late mask, or a planning error.
 
-Where something fails, those end to whom it happened, none goes on from KV that may be wrong, and
-all others go on as if nothing had been. Where a mask comes late, its sequence goes back a token.
+A failure ends the sequences that it hit. No sequence goes on from KV that may be wrong, and all
+others go on undisturbed. A late mask takes its sequence back by a token.
 
 A worked example. Pages hold 4 tokens; step 7 computes the 8 tokens of A's prompt, and B begins with
 the same 4:
 
     plan 7     A: tokens 0..7 into pages 10, 11. Both are published: the prefix tree names them.
     plan 8     A: the token that step 7 samples, into page 14.
-               C, which has nothing to do with them: one token into page 13.
+               C, which shares nothing with them: one token into page 13.
                B finds page 10 in the tree and borrows it: B: tokens 4..6 into page 12.
     step 7     fails: what pages 10 and 11 hold is unknown.
 
     fail(7)    1. The tree withdraws what step 7 was to write: pages 10 and 11 can't be found.
                2. A was in step 7: it ends with an error, its pages come back behind step 8.
                3. B borrowed 4 tokens, and the tree's path of B now covers 0 pages: what B computed
-                  over page 10 is worth nothing. It begins again, from the waiting list.
+                  over page 10 is worthless. It begins again, from the waiting list.
                4. C goes on.
     commit(8)  brings tokens for A, B and C. A has no slot any more, and B none or another than the
                row names: their tokens are dropped. C's counts.
@@ -53,19 +52,19 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def after_failed_step(state: SchedulerState, step: int, error: str) -> list[SequenceUpdate]:
-    """Step number `step` failed as a whole: end the sequences in it. Those planned since that took
-    over what it should have written begin again."""
+    """End the sequences in step number `step`, which failed as a whole. Sequences planned since
+    that took over what it should have written begin again."""
     memory, page_size = state.memory, state.memory.page_size
     failed, parts = state.in_flight.pop(step), state.parts_in_flight.pop(step)
     cut = memory.withdraw(step)
     for run, item, _ in failed:
-        # A page that it wrote in part may have been completed, and published, by a later step.
+        # A later step may have completed and published a page that this one wrote in part.
         known_ids = run.sequence.known_ids
         begin = min([part.first_written(item, len(known_ids)) for part in parts])
         first = full_pages(begin, page_size)
         cut |= memory.forget(run.lease.namespace, known_ids, first)
     for run, *_ in chain.from_iterable(state.in_flight.values()):
-        # So may a page that it should have copied to the host, and a later step copied back.
+        # A later step may have copied back a page that this one should have copied to the host.
         lease = run.lease
         if lease.inherited_step >= step:
             first = full_pages(lease.cached, page_size)
@@ -86,9 +85,8 @@ def after_failed_step(state: SchedulerState, step: int, error: str) -> list[Sequ
 
 
 def after_late_rows(state: SchedulerState, late: Iterable[LateRow]) -> None:
-    """Sequences go back to a token whose mask came late, or behind which something is wrong: what
-    later steps compute is worth nothing. The mask comes sooner or later, and the others don't wait
-    for it."""
+    """Take sequences back to a token whose mask came late, or behind which a forced token failed.
+    Results of later steps for them are dropped. Other sequences don't wait for the mask."""
     memory = state.memory
     for run, item, num_taken in late:
         sequence = run.sequence
@@ -98,7 +96,8 @@ def after_late_rows(state: SchedulerState, late: Iterable[LateRow]) -> None:
         if item.kind is ItemKind.VERIFY:
             end = item.start + max(1, num_taken)
         if end == sequence.prompt_tokens:
-            # Samples share these pages, and others may have found them: none may write there.
+            # Samples share these pages, and others may have found them, so nothing may be
+            # rewritten.
             memory.publish(sequence.lease, sequence.known_ids, leaving=True)
             state.begin_again(sequence)
             continue
@@ -110,20 +109,21 @@ def after_late_rows(state: SchedulerState, late: Iterable[LateRow]) -> None:
 
 
 def draw_again(state: SchedulerState, sequence: SequenceState) -> None:
-    """There is a mask for what comes next: where it came late, the last token is computed once
-    more, since the logits behind it are gone. Its page isn't published before the next token
-    is known (`SequenceState.final_ids`), so that no other reads what is written."""
+    """Compute the last token once more if the mask for what comes next was late: the logits behind
+    it are gone. Its page isn't published before the next token is known
+    (`SequenceState.final_ids`), so no other sequence reads what is rewritten."""
     if sequence.waits_for_mask:
         state.memory.truncate(sequence.lease, sequence.num_known - 1)
 
 
 def after_bad_rows(state: SchedulerState, broken: list[BrokenRow]) -> list[SequenceUpdate]:
-    """Rows of logits were not numbers: let no sequence go on from the KV that may be to blame, all
-    of theirs, but for leading pages over which another has sampled a token.
+    """Handle rows whose logits were not numbers: no sequence may go on from KV that may be to
+    blame. All KV of these sequences may be, except leading pages over which another has sampled a
+    token.
 
-    Those that took over such KV begin again, alone: what another computed can break them no more,
-    and no sequence begins again for this a second time. Those that took over none are to blame
-    themselves, and end.
+    Sequences that took over such KV begin again, alone. KV of others can't break them any more, so
+    no sequence begins again for this twice. A sequence that took over none is to blame itself, and
+    ends.
     """
     suspects = [
         (row.run.lease.namespace, row.run.sequence, _num_proven_pages(state, row)) for row in broken
@@ -153,8 +153,8 @@ def after_bad_rows(state: SchedulerState, broken: list[BrokenRow]) -> list[Seque
 def _to_blame(
     state: SchedulerState, broken: list[BrokenRow], proven_pages: list[int]
 ) -> list[BrokenRow]:
-    """Rows whose own tokens are to blame: what they took over is proven, or nothing. Samples that
-    fork off a prompt in this very step share the fate of the first."""
+    """Rows whose own tokens are to blame: any KV that they took over is proven. Samples that fork
+    off a prompt in this very step share the fate of the first."""
     found: list[BrokenRow] = []
     of_items: dict[int, bool] = {}
     for row, num_pages in zip(broken, proven_pages, strict=True):
@@ -179,8 +179,8 @@ def _begin_again_alone(state: SchedulerState, sequence: SequenceState) -> None:
 
 
 def _num_proven_pages(state: SchedulerState, broken: BrokenRow) -> int:
-    """Count the row's first pages that another sequence has sampled over. Where groups give pages
-    back the count is 0: the other may have seen none of these, so it proves nothing."""
+    """Count the row's first pages over which another sequence has sampled. The count is 0 if groups
+    give pages back: the other may have read none of these, so it proves nothing."""
     page_ids = broken.page_ids
     if not state.memory.keeps_all:
         return 0
@@ -197,8 +197,8 @@ def _num_proven_pages(state: SchedulerState, broken: BrokenRow) -> int:
 def after_failed_planning(
     state: SchedulerState, planned: StepBuilder, error: Exception
 ) -> list[SequenceUpdate]:
-    """Something was raised while a step was planned: end the sequence that was being worked on, and
-    no other. What was planned before is a step all the same."""
+    """End the sequence that was being planned when an exception was raised, and no other. What was
+    planned before remains a step."""
     culprits = _in_the_middle(state, planned)
     logger.error(
         "planning step %d failed; what ends: %s",
@@ -211,7 +211,7 @@ def after_failed_planning(
         for s in culprits
     ]
     state.lose(culprits, planned.number if planned.entries else state.launched)
-    # What the culprits published won't be written, and can't be told from what others published.
+    # Nothing tells apart pages that culprits published, and won't write, from those of others.
     lost = state.shorten(state.memory.withdraw(planned.number))
     _leave_out(planned, lost)
     for sequence in lost:
@@ -222,7 +222,7 @@ def after_failed_planning(
 
 
 def _leave_out(planned: StepBuilder, lost: Iterable[SequenceState]) -> None:
-    """Take sequences out of the step: items sample nothing for them."""
+    """Take sequences out of the step, and their rows out of its items."""
     out = set(lost)
     kept = [(run, item, ids) for run, item, ids in planned.entries if run.sequence not in out]
     slots = {run.slot for run, _, _ in kept}

@@ -12,7 +12,7 @@ __all__ = ["describe"]
 
 
 def describe(scheduler: Scheduler) -> dict[str, Any]:
-    """Its prefix tree and every sequence."""
+    """Describe the prefix tree and every sequence."""
     memory = scheduler.memory
     return {
         "prefix_tree": _describe_tree(memory),

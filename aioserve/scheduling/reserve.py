@@ -1,4 +1,4 @@
-"""How much memory to keep for output that doesn't exist yet."""
+"""Reserve of pages for output that doesn't exist yet."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["OutputReserve"]
 
 
 class OutputReserve:
-    """Keeps pages for the next `horizon_tokens` of every running answer.
+    """Keeps pages for the next `horizon_tokens` tokens of every running sequence.
 
-    Too small a reserve admits requests that are preempted soon after, and their prompts are
-    computed twice; too large a one leaves pages empty. Answers end unpredictably, so nothing is
-    reserved beyond the horizon.
+    Too small a reserve admits requests that are preempted soon after, so their prompts are computed
+    twice. Too large a reserve leaves pages empty. The length of a completion can't be foreseen, so
+    nothing is reserved beyond the horizon.
     """
 
     def __init__(self, page_size: int, horizon_tokens: int, groups: Sequence[Group]) -> None:
@@ -25,10 +25,10 @@ class OutputReserve:
         self._beside = tuple(enumerate(groups))[1:]
 
     def pages_ahead(self, sequence: SequenceState) -> int:
-        """Pages that the sequence may need within the horizon beyond those of its known tokens.
+        """Pages that the sequence may need within the horizon, beyond those of its known tokens.
 
-        Further samples of its prompt will share the full pages, and need their own after those.
-        Pages that groups take with the rest of its prompt are among them: they aren't taken yet.
+        Counts the pages of further samples of its prompt: they share its full pages and need their
+        own after those. Also counts pages that groups take later, with the rest of its prompt.
         """
         size, known = self.page_size, sequence.num_known + sequence.pending
         reach = min(known + self.horizon_tokens, sequence.max_length)

@@ -1,15 +1,14 @@
-"""Whether something fits in the step that is being planned: the one place that answers it.
+"""Room in the step that is being planned: everything that limits it is checked here.
 
     tokens   of the step's budget and its shares, and tokens of prompts that it may score
-    slots    one per sequence, and one for each sample that is to fork off it
-    pages    free or evictable, less those reserved for the output of sequences that run
-    pins     give way to sequences that run, and to the next one when nothing runs
+    slots    one per sequence, and one for each sample that will fork off it
+    pages    free or evictable, less those reserved for the output of running sequences
+    pins     give way to running sequences, and to the next one when nothing runs
 
-The planner, the choice of who gives way and what views say of reserves ask here. How many pages a
-request needs to start, which views and the simulator's fast-forward tell of, is
-`Claims.pages_needed`, as it is here. A new constraint, such as slots of adapters, is one more
-term of `claim` and of `RoomWithout.suffices`. Knows nothing of
-policies beyond what they want to keep free.
+The planner, the choice of victims, and the reserves shown in views ask here. The pages that a
+request needs to start come from `Claims.pages_needed`, as they do for views and for the simulator's
+fast-forward. A new constraint, for example slots of adapters, adds one term to `claim` and to
+`RoomWithout.suffices`. Of policies, this module knows only what they want to keep free.
 """
 
 from __future__ import annotations
@@ -33,19 +32,20 @@ def slots_of(sequence: SequenceState) -> int:
 
 
 def _fits(pages_left: int, pages_to_leave: int, *, alone: bool) -> bool:
-    """Whether a sequence may start that leaves so many pages; alone, it may have all of them."""
+    """Return True if a sequence may start that leaves `pages_left` pages. One that runs alone may
+    take all of them."""
     return pages_left >= 0 and (alone or pages_to_leave <= pages_left)
 
 
 class Room:
-    """What is left for one step. `budget` and `scored_tokens` shrink as the step is built."""
+    """Room left in one step. `budget` and `scored_tokens` shrink as the step is built."""
 
     def __init__(self, state: SchedulerState, step: int, budget: StepBudget | None = None) -> None:
         self._state = state
         self._memory: KVMemory = state.memory
         self._step = step
         self.budget: TokenBudget = TokenBudget(state, budget)
-        """Tokens that are left of the step, and who may have them."""
+        """Tokens left in the step, and who may have them."""
         self.scored_tokens: int = state.max_scored_tokens
         self._reserved: int | None = None
 
@@ -55,7 +55,8 @@ class Room:
         """Tokens of a sequence from position `start` on that the step may still compute."""
         reach = sequence.num_known + sequence.pending
         if sequence.num_cacheable is not None:
-            # The tokens before `score_at` need no score; the last token of a prompt gives none.
+            # Scoring the token at `score_at` takes the logits of the one before. Earlier tokens
+            # cost no score, and neither does the last one of the prompt.
             last = sequence.score_at + self.scored_tokens
             reach = reach if last >= sequence.prompt_tokens else min(reach, last - 1)
         return max(0, min(reach - start, self.budget.left_for(sequence)))
@@ -64,14 +65,16 @@ class Room:
 
     @property
     def num_slots_free(self) -> int:
-        """Sequences that may start now. Pending samples of running sequences have their slots."""
+        """Number of sequences that may start now. Pending samples of running sequences have their
+        slots already."""
         state = self._state
         return min(state.max_num_seqs - state.slots.num_taken, state.slots.num_free)
 
     # -- pages of sequences that run
 
     def make_free(self, num_pages: int) -> bool:
-        """Evict, and end pins, until `num_pages` pages are free; False where fewer are."""
+        """Evict cached pages, then end pins, until `num_pages` pages are free. Return False if
+        fewer are."""
         memory = self._memory
         memory.make_free(num_pages, self._step)
         if num_pages > memory.pool.num_free:
@@ -80,8 +83,8 @@ class Room:
         return num_pages <= memory.pool.num_free
 
     def pages_short(self, growing: list[SequenceState]) -> int:
-        """Pages that a token more of each of `growing` needs beyond those that are free, evictable,
-        or on their way back: of steps in flight, and of sequences at their end."""
+        """Pages that one more token for each of `growing` needs beyond the available ones. Free,
+        evictable and fenced pages are available, and those of sequences at their end."""
         memory = self._memory
         ending = [s for s in self._state.running if s.exhausted]
         coming = memory.num_available + memory.pool.num_fenced
@@ -89,9 +92,12 @@ class Room:
         return memory.num_pages_to_reserve([s.lease for s in growing]) - coming
 
     def tokens_with_pages(self, sequence: SequenceState, count: int) -> int:
-        """How many of the next `count` tokens of a running sequence have pages. A prompt has all of
-        its own but for groups that grow with chunks; these, and all of forced tokens of structured
-        output, come here, as far as there are any."""
+        """Reserve pages for the next `count` tokens of a running sequence. Return how many of these
+        tokens have pages.
+
+        A prompt already has all its pages, except in groups that grow with chunks. Forced tokens of
+        structured output may lack some, too.
+        """
         memory, lease = self._memory, sequence.lease
         if count and memory.grows_with_chunks:
             return memory.reserve_some(lease, count, self._step)
@@ -102,9 +108,12 @@ class Room:
         return min(count, capacity_tokens(lease.num_pages, memory.page_size) - lease.entries)
 
     def verified_with_pages(self, sequence: SequenceState, count: int) -> int:
-        """How many of `count` tokens to verify behind the next one of a sequence, which has its
-        page, have pages. Nobody is preempted for them. Cached pages are evicted, since the pages
-        stay with the sequence for its next tokens."""
+        """Reserve pages for `count` tokens to verify behind the next token, which has its page.
+        Return how many of them have pages.
+
+        Cached pages are evicted for them, since the sequence needs the pages for its next tokens
+        anyway. No sequence is preempted for them.
+        """
         memory, lease = self._memory, sequence.lease
         left = sequence.max_length - sequence.num_known - sequence.pending - 1
         count = min(count, left)
@@ -118,7 +127,8 @@ class Room:
     # -- pages of a sequence that waits
 
     def pages_to_leave(self, sequence: SequenceState, kept: int | None) -> int:
-        """Pages that must be left when a sequence starts: `kept`, where the policy says so."""
+        """Pages that must be left when a sequence starts: `kept` if the policy gave a number, else
+        the reserve."""
         if kept is not None:
             return kept
         if self._reserved is None:
@@ -126,7 +136,8 @@ class Room:
         return self._state.reserve.pages_ahead(sequence) + self._reserved
 
     def claim(self, sequence: SequenceState, pages_to_leave: int) -> Claim | None:
-        """What is cached of a waiting sequence, locked; None where the rest doesn't fit."""
+        """Lock the cached pages of a waiting sequence. Return None if the other pages that it needs
+        don't fit."""
         memory, lease = self._memory, sequence.lease
         limit = sequence.num_cacheable
         alone = not self._state.running and not memory.pool.num_fenced
@@ -143,18 +154,18 @@ class Room:
         return self._memory.num_available - needed
 
     def started(self, sequence: SequenceState) -> None:
-        """A sequence is about to run: the reserve has pages for its output, too."""
+        """Count the output of a sequence that is about to run in the reserve."""
         if self._reserved is None:
             self._reserved = self._state.pages_reserved()
         self._reserved += self._state.reserve.pages_ahead(sequence)
 
 
 class RoomWithout:
-    """Slots and pages that there will be for a waiting sequence when the steps in flight are done,
-    if no other sequence comes and those leave that are told to.
+    """Slots and pages available to a waiting sequence once the steps in flight are done. Supposes
+    that no other sequence starts, and that those told to `leave` have left.
 
-    A page is counted by the sequences that name it, since one that two share comes back when both
-    have left. A page that none names is free, fenced or evictable.
+    A page that two sequences share comes back when both have left, so the sequences that name each
+    page are counted. A page that no sequence names is free, fenced or evictable.
     """
 
     def __init__(self, state: SchedulerState, sequence: SequenceState) -> None:
@@ -174,7 +185,7 @@ class RoomWithout:
                 self.stay(other)
 
     def keep(self, num_pages: int | None) -> None:
-        """Leave so many pages for output in place of the reserve's, unless None."""
+        """Leave `num_pages` pages for output. None: leave what the reserve says."""
         self._kept = num_pages
 
     @property
@@ -202,7 +213,7 @@ class RoomWithout:
 
     @property
     def suffices(self) -> bool:
-        """Whether the sequence could start."""
+        """True if the sequence could start."""
         alone = not self._others
         left = len(self._names) - int(np.count_nonzero(self._names))
         left -= self._needed.num_first if alone else self._needed.num_new

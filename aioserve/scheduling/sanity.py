@@ -1,4 +1,4 @@
-"""Recounts a scheduler's state: every page, receipt and queue, from the sequences themselves."""
+"""Recount of a scheduler's state: every page, receipt and queue, from the sequences themselves."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ __all__ = ["check_idle", "check_state"]
 
 
 def check_state(state: SchedulerState) -> None:
-    """Raise `InvariantError` unless every page has exactly the references that page tables, swapped
-    sequences and the prefix tree have to it, and every sequence is in exactly one place."""
+    """Raise `InvariantError` unless all counts agree. Page tables, swapped sequences and the prefix
+    tree must hold exactly the references that the pools count. Every sequence must be in exactly
+    one place."""
     memory = state.memory
     memory.sanity_check()
     sequences = state.sequences.values()
@@ -48,11 +49,10 @@ def check_state(state: SchedulerState) -> None:
 
 
 def check_idle(state: SchedulerState) -> None:
-    """Raise `InvariantError` unless there is a reason that nothing is planned while nothing is in
-    flight: no work, readers that are behind, or answers of which nobody has said what may come
-    next."""
+    """Raise `InvariantError` if nothing is planned and nothing is in flight without a reason.
+    Reasons are: no work, readers that are behind, and masks that are missing."""
     if any(s.is_held and not s.paused for s in state.running):
-        return  # others may wait for its slot and its pages, which come back in their time
+        return  # others may wait for its slot and pages
     for sequence in (*state.running, *state.waiting):
         if not sequence.is_held:
             raise InvariantError(

@@ -1,11 +1,10 @@
-"""The mechanism: turns requests into step plans, and outcomes into tokens and ends.
+"""Scheduler: turn requests into step plans, and outcomes into tokens and ends.
 
     submit ──► plan ──► (a runner computes the step) ──► commit, or fail
 
 Steps may overlap: a step can be planned while others run. They are committed in the order in which
-they were planned. `aioserve.scheduling.state` says where sequences are meanwhile, the planner
-chooses what goes into a step, and `aioserve.scheduling.recovery` says what happens when something
-fails.
+they were planned. `aioserve.scheduling.state` tracks where sequences are meanwhile. The planner
+chooses the work of a step, and `aioserve.scheduling.recovery` handles failures.
 """
 
 from __future__ import annotations
@@ -41,9 +40,10 @@ __all__ = ["Scheduler"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_PLANNING_FAILURES = 16
-"""In a row: the next one is raised. Whatever it is, it is no matter of single requests."""
+"""Most planning failures in a row. The next one is raised: single requests can't be the cause."""
 MAX_UNEXPLAINED_FAILURES = 3
-"""In a row, and at no sequence: the next one is raised, since nothing is left to try."""
+"""Most planning failures in a row outside of any sequence. The next one is raised, since no
+sequence is left to end."""
 
 
 class Scheduler:
@@ -61,9 +61,9 @@ class Scheduler:
         policy_name: str | None = None,
         max_scored_tokens: int = MAX_SCORED_TOKENS,
     ) -> None:
-        """`clock` gives seconds; with one, a policy whose methods take long is named in the log.
-        `policy_name` stands in logs and errors, that of its class unless given. A step scores at
-        most `max_scored_tokens` tokens of prompts."""
+        """`clock` returns seconds. With a clock, policy methods that take long are named in the
+        log. Logs and errors show `policy_name`, by default the name of the policy's class. A step
+        scores at most `max_scored_tokens` prompt tokens."""
         self.memory = memory
         self.policy_calls: PolicyCalls = PolicyCalls(policy, clock, name=policy_name)
         self.state: SchedulerState = SchedulerState(
@@ -84,7 +84,7 @@ class Scheduler:
 
     @property
     def num_slots(self) -> int:
-        """Slots that its plans may name."""
+        """Number of slots that plans may name."""
         return SLOTS_PER_SEQUENCE * self.state.max_num_seqs
 
     @property
@@ -100,9 +100,9 @@ class Scheduler:
     def submit(self, request: Request) -> tuple[int, ...]:
         """Queue a sequence for each of the request's samples and return their ids.
 
-        The request must fit the pool when it runs alone, prompt and longest answer together: that
-        every run ends rests on it. Raises `InvariantError` otherwise; the edge refuses such
-        requests.
+        The request must fit the pool when it runs alone, prompt and longest completion together.
+        The guarantee that every run ends rests on this. Raises `InvariantError` otherwise; the edge
+        refuses such requests before.
         """
         fits, prompt_tokens = self.memory.capacity_tokens, request.prompt_tokens
         if not 0 < prompt_tokens < request.max_length <= fits:
@@ -117,21 +117,22 @@ class Scheduler:
         return self.state.enter(request)
 
     def account_of(self, sequence_id: int) -> RequestAccount:
-        """The account of the request that a sequence belongs to. The sequence hasn't ended. The
-        account is kept up to date until no step that the request was in is in flight."""
+        """Account of the request that a live sequence belongs to. It is kept up to date until no
+        step with the request is in flight."""
         return self.state.sequences[sequence_id].account
 
     def finish(self, sequence_id: int) -> None:
         """End a sequence from outside (cancelled, stop string found), and the pending samples that
-        depend on it. Unknown ids are ignored, so that a cancel may cross the natural end. Tokens
-        still in flight are dropped at commit."""
+        depend on it. Tokens still in flight are dropped at commit.
+
+        Unknown ids are ignored, because a cancel may cross the natural end.
+        """
         sequence = self.state.sequences.get(sequence_id)
         if sequence is not None:
             self.state.end([sequence])
 
     def num_known(self, sequence_id: int) -> int:
-        """Tokens of a live sequence that are known, those of its prompt included; raises KeyError
-        for another."""
+        """Known tokens of a live sequence, its prompt included. Raises KeyError for other ids."""
         return self.state.sequences[sequence_id].num_known
 
     def pause(self, sequence_id: int) -> None:
@@ -146,13 +147,16 @@ class Scheduler:
     def guide(
         self, sequence_id: int, forced: Sequence[int] = (), *, drawn: bool = False
     ) -> list[SequenceUpdate]:
-        """A mask can be had for what comes next in a sequence whose request asks for structured
-        output, behind the `forced` tokens, which are taken without being sampled. Where steps in
-        flight sample some of these, they bring nothing new. Unknown ids are ignored. The first
-        token of an answer is always sampled: before it, samples share what they have.
+        """Tell that a mask can be made for the next token of a constrained sequence, behind the
+        `forced` tokens.
 
-        Where the forced tokens are to be `drawn`, steps draw several of them at once, since there
-        are masks for all."""
+        Forced tokens are appended without being sampled, and returned as updates. Steps in flight
+        that sample some of them bring nothing new. With `drawn`, steps draw the forced tokens
+        instead, several at once, since there are masks for all.
+
+        Unknown ids are ignored. Raises `InvariantError` for forced tokens before the first one of a
+        completion: that one is always sampled, because samples share what they have before it.
+        """
         sequence = self.state.sequences.get(sequence_id)
         if sequence is None:
             return []
@@ -178,8 +182,7 @@ class Scheduler:
         return updates
 
     def masked_rows(self, plan: StepPlan) -> list[tuple[int, int, int]]:
-        """Rows of a step in flight that are drawn from under a mask: index, sequence, and position
-        of the token."""
+        """Masked rows of a step in flight: index, sequence id, and position of the token."""
         return [
             (
                 row,
@@ -199,17 +202,17 @@ class Scheduler:
         return [(run, item) for run, item, _ in self.state.in_flight[plan.step] if item.rows]
 
     def end_pins(self) -> None:
-        """No more requests come: nothing is kept for them."""
+        """End all pins, since no more requests come."""
         self.state.pins.end_all()
 
     # -- one step
 
     def plan(self, now_seconds: float) -> StepPlan | None:
-        """What to compute next; None when nothing can be computed now.
+        """Plan the next step; None when nothing can be computed now.
 
-        An exception in here, which is a bug, ends the request that was being planned and no other.
-        One that comes while none is ends none. The fourth such in a row is raised, and so is the
-        seventeenth of any kind.
+        An exception while planning is a bug. It ends the request that was being planned and no
+        other; if it came between requests, it ends none. The fourth in a row between requests is
+        raised, and so is the seventeenth of any kind.
         """
         state = self.state
         attempt = 0
@@ -227,7 +230,7 @@ class Scheduler:
             except Exception as error:
                 self._recover(step, error)
                 if step is None or not step.entries:
-                    attempt += 1  # what is left may have work, and is asked for by no other
+                    attempt += 1  # other requests may have work
                     continue
             if step is None:
                 return None
@@ -251,34 +254,35 @@ class Scheduler:
             raise error
 
     def take_ended_unplanned(self) -> list[SequenceUpdate]:
-        """Sequences that have ended, since the last call, before anything of them was planned: the
-        policy refused them, or planning them failed."""
+        """Ends since the last call that no commit reports: the policy refused or dropped the
+        request, or planning it failed."""
         ended, self.state.ended_unplanned = self.state.ended_unplanned, []
         return ended
 
     def not_launched(self, plan: StepPlan) -> None:
-        """No runner heard of `plan`, the last one: it is about to fail."""
+        """Take back the slot changes of `plan`, the last one, since no runner heard of it. The step
+        is about to fail."""
         self.state.slots.repeat_changes(plan)
 
     def charge(self, plan: StepPlan, step_seconds: float) -> None:
-        """Share out the time of a step in flight by the tokens of those in it, whatever came of it:
-        to be called once, before its `commit` or `fail`."""
+        """Share out the seconds of a step in flight among its sequences, by their tokens. Call it
+        once, before `commit` or `fail` of the step."""
         self.state.times.took(plan, step_seconds)
         self._step_seconds = step_seconds
         token_seconds = step_seconds / plan.num_tokens
         for run, item, _ in self.state.in_flight[plan.step]:
             count, num_rows = item.count, len(item.rows)
-            # An item with several rows has as many entries, all of one request.
+            # An item with several rows has one entry per row, all of one request.
             share = count / num_rows if num_rows > 1 else count
             run.sequence.account.device_seconds += token_seconds * share
 
     def commit(
         self, plan: StepPlan, outcome: StepOutcome, now_seconds: float
     ) -> list[SequenceUpdate]:
-        """Take in what a step produced, in the order in which steps were planned.
+        """Take in the outcome of the oldest step in flight.
 
-        Raises `InvariantError` for another order, `UnfitOutcomeError` for the outcome of another
-        step, and has then changed nothing.
+        Raises `InvariantError` for a step out of order and `UnfitOutcomeError` for the outcome of
+        another step. Neither changes anything.
         """
         state = self.state
         check_outcome(plan, outcome)
@@ -310,8 +314,9 @@ class Scheduler:
         return step.updates
 
     def fail(self, plan: StepPlan, error: str) -> list[SequenceUpdate]:
-        """A step failed as a whole: end the sequences in it. Those planned since that took over
-        what it should have written begin again; all others go on. The order is that of `commit`."""
+        """End the sequences in a step that failed as a whole. Sequences planned since that took
+        over what it should have written begin again; all others go on. Steps fail in the same order
+        as they commit."""
         self._check_order(plan)
         self.state.times.failed(plan)
         ended = after_failed_step(self.state, plan.step, error)

@@ -1,6 +1,7 @@
-"""Slots: places in the runner's state, one per running sequence, given back behind the step fence.
+"""Slots: places in the runner's state, one per running sequence.
 
-The runner learns of a slot's start and end from the next plan, which carries them.
+Plans tell the runner which slots start and end. An ended slot stays fenced until its last step is
+done.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ __all__ = ["SlotPool"]
 
 
 class SlotPool:
-    """Hands out slots `0..num_slots-1`; one given back is free once its last step is done.
+    """Hands out slots `0..num_slots-1`. A released slot is free once its last step is done.
 
-    While a step that names a slot is in flight no other gets it. So a row that comes back for
-    the slot that a sequence still has is that sequence's own, of its present run or, where it went
-    back to a token whose mask came late, of the one before (`aioserve.scheduling.sequence.Run`).
+    No other sequence gets a slot while a step in flight names it. A row that comes back for a
+    sequence's slot therefore belongs to that sequence. It may still belong to an earlier run
+    (`aioserve.scheduling.sequence.Run`): the sequence went back to a token whose mask came late.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -35,7 +36,7 @@ class SlotPool:
         self._fenced: list[tuple[int, int]] = []
         self._done = NO_STEP
         self.started: dict[int, SlotStart] = {}
-        """Slots started, ended, and given pages since the last plan: the next one carries them."""
+        """Slots started since the last plan. The next plan carries these, `ended` and `pages`."""
         self.ended: list[int] = []
         self.pages: list[SlotPages] = []
 
@@ -49,8 +50,8 @@ class SlotPool:
         return self.num_slots - len(self._free) - len(self._fenced)
 
     def acquire(self, request: Request, seed: int, known_ids: npt.NDArray[np.int32]) -> int:
-        """Start a slot for a sequence of `request` that samples with `seed`. `known_ids`, int32
-        `[known tokens]`, are never changed."""
+        """Start a slot for a sequence of `request` that samples with `seed`. `known_ids` is int32
+        `[known tokens]` and must never change."""
         slot, params, beam_from = self._free.pop(), request.params, request.beam_from
         self.started[slot] = SlotStart(
             slot=slot,
@@ -68,8 +69,8 @@ class SlotPool:
         return slot
 
     def release(self, slot: int, last_step: int) -> None:
-        """End a slot that step `last_step` is the last to name."""
-        if self.started.pop(slot, None) is None:  # one that no runner heard of needs no end
+        """End a slot. Step `last_step` is the last to name it."""
+        if self.started.pop(slot, None) is None:  # no runner has heard of it
             self.ended.append(slot)
         if self.pages:
             self.pages = [change for change in self.pages if change.slot != slot]
@@ -79,7 +80,7 @@ class SlotPool:
             self._fenced.append((last_step, slot))
 
     def carry(self, slot: int, lease: KVLease) -> None:
-        """Let the next plan tell of the pages of a slot's lease that no plan has told of."""
+        """Add the pages of a slot's lease that no plan has carried yet to the next plan."""
         first, added = lease.carried, lease.page_table.page_ids[lease.carried :]
         if len(lease.tables) > 1:
             added = rows_of(lease.tables, first, lease.covered)
@@ -87,17 +88,17 @@ class SlotPool:
         lease.carried = lease.covered
 
     def clear_changes(self) -> None:
-        """A plan carries what has `started`, has `ended` and has `pages`."""
+        """Clear `started`, `ended` and `pages`: a plan carries them now."""
         self.ended, self.started, self.pages = [], {}, []
 
     def repeat_changes(self, plan: StepPlan) -> None:
-        """No runner heard of the plan that carried these: the next one carries them too."""
+        """Let the next plan carry these changes again: no runner heard of `plan`."""
         self.ended[:0] = plan.ended_slots
         self.started = {start.slot: start for start in plan.started_slots} | self.started
         self.pages[:0] = plan.pages
 
     def complete(self, step: int) -> None:
-        """Step number `step`, and every one before it, is done."""
+        """Record that step number `step` and all before it are done."""
         self._done = step
         if not self._fenced:
             return
@@ -105,8 +106,8 @@ class SlotPool:
         self._fenced = [entry for entry in self._fenced if entry[0] > step]
 
     def recover(self, held: Iterable[int], last_step: int) -> None:
-        """Take back every slot that is neither in `held`, free nor fenced; step `last_step` may
-        be the last to name it."""
+        """Take back every slot that is neither held, free nor fenced. `held` lists the slots of
+        sequences. Step `last_step` may be the last to name a lost one."""
         known = {*held, *self._free, *(slot for _, slot in self._fenced)}
         for slot in set(range(self.num_slots)) - known:
             self.release(slot, last_step)

@@ -1,12 +1,12 @@
-"""The state of a scheduler: every sequence that hasn't ended, where it is, and what it holds.
+"""State of a scheduler: every live sequence, where it is, and what it holds.
 
     enter ──► waiting ──start──► running ──end──► gone
                  ▲                  │
                  └────begin_again───┘
 
-The verbs here are the only ways along these arrows. A request for several samples of one prompt is
-as many sequences. The first runs, the others are pending: they fork off, with its pages, in the
-step that has computed the prompt.
+Sequences move along these arrows only by the methods of `SchedulerState`. A request for several
+samples of one prompt becomes one sequence per sample. The first one runs and the others are
+pending: they fork off, sharing its pages, in the step that completes the prompt.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ from aioserve.scheduling.waiting_queue import WaitingQueue, place_of
 __all__ = ["SLOTS_PER_SEQUENCE", "SchedulerState"]
 
 SLOTS_PER_SEQUENCE = 2
-"""Slots of ended sequences stay fenced for a step; with spare ones, successors need not wait."""
+"""Slots per sequence that may run. Slots of ended sequences stay fenced for a step; the spare ones
+let successors start at once."""
 
 _by_arrival = attrgetter("sequence_id")
 
 
 class SchedulerState:
-    """Owns every sequence and, through its memory, every page. Tells the policy who came and
-    went."""
+    """Owns every sequence and, through its memory, every page. Tells the policy about arrivals and
+    ends."""
 
     def __init__(
         self,
@@ -72,49 +73,50 @@ class SchedulerState:
         self.times: StepTimes = StepTimes()
         self.speculation: Speculation = Speculation()
         self.forced: dict[SequenceState, None] = {}
-        """Sequences that may have forced tokens ahead which are to be drawn, in the order in which
-        that was told."""
+        """Sequences that may have forced tokens ahead which steps are to draw, in the order of
+        `Scheduler.guide` calls."""
         self.counters: SchedulerCounters = SchedulerCounters()
         self.pins: PinnedPrefixes = PinnedPrefixes(memory, policy_calls)
         self.slots: SlotPool = SlotPool(SLOTS_PER_SEQUENCE * max_num_seqs)
         self.launched: int = NO_STEP
         """Number of the last step planned; `memory.pool.done_step` is the last one done."""
         self.in_flight: dict[int, list[Entry]] = {}
-        """What each step consists of that is planned and not yet done."""
+        """Entries of each step that is planned and not yet done."""
         self.parts_in_flight: dict[int, tuple[RowPart, ...]] = {}
-        """Parts that the rows of each of these steps are asked for, in the order of `PARTS`."""
+        """Parts that each of these steps calls, in the order of `PARTS`."""
         self.sequences: dict[int, SequenceState] = {}
-        """Sequences that haven't ended, by id."""
+        """Live sequences by id."""
         self.running: list[SequenceState] = []
         self.ended_unplanned: list[SequenceUpdate] = []
-        """Sequences that have ended before anything of them was planned, and not yet told."""
+        """Ends not yet reported that no commit reports: the policy refused or dropped the request,
+        or planning it failed."""
         self.stopped_at: SequenceState | None = None
-        """The next to start, which the last plan had no room for."""
+        """First waiting sequence that the last plan had no room for."""
         self.reserved_next_page: dict[SequenceState, int] = {}
-        """Running sequences for whose next page others were preempted, with the tokens that they
-        had computed then: kept where the policy chooses who decodes."""
+        """Running sequences for whose next page others were preempted, with the tokens they had
+        computed then. Kept only where the policy chooses who decodes."""
         self.has_precedences: bool = False
-        """The policy has ever given one that isn't 0."""
+        """True once the policy has given a precedence other than 0."""
         self.queue: WaitingQueue = WaitingQueue()
-        """Sequences that wait."""
+        """Waiting sequences."""
         self.preempted: list[int] = []
-        """Ids of the sequences preempted since the last plan, which the next one names and clears:
-        a step without work is none."""
+        """Ids of the sequences preempted since the last plan. The next plan carries them and clears
+        the list; empty steps make no plan."""
         self._most_waiting = -math.inf
-        """No precedence of one that waits is greater."""
+        """Upper bound of the precedences of waiting sequences."""
         self.arrived: list[RequestView] = []
-        """New requests, and samples that are on their own from now on: the policy is told of them
-        before it is asked again."""
+        """New requests, and samples that have just forked off. The policy is told about them before
+        it is asked again."""
         self._last_id = 0
 
     @property
     def waiting(self) -> list[SequenceState]:
-        """In order of arrival."""
+        """Waiting sequences in order of arrival."""
         return self.queue.sequences
 
     def waits_above(self, precedence: float) -> bool:
-        """Whether one waits with a greater precedence. While that is so for none, who waits is
-        looked at only when some have come."""
+        """True if a waiting sequence has a precedence greater than `precedence`. Scans the queue
+        only while `_most_waiting` says that there may be one."""
         if self._most_waiting > precedence:
             self._most_waiting = max([s.precedence for s in self.waiting], default=-math.inf)
         return self._most_waiting > precedence
@@ -123,7 +125,7 @@ class SchedulerState:
         return self.sequences[view.arrival_index]
 
     def is_known(self, view: RequestView) -> bool:
-        """Whether it is of a sequence that hasn't ended."""
+        """True if the view belongs to a live sequence."""
         sequence = self.sequences.get(view.arrival_index)
         return sequence is not None and sequence.view is view
 
@@ -156,7 +158,8 @@ class SchedulerState:
         return tuple(s.sequence_id for s in family)
 
     def start(self, sequence: SequenceState) -> None:
-        """A waiting sequence has its pages, and gets slots, as its pending samples do."""
+        """Start a waiting sequence whose pages are reserved: it and its pending samples take
+        slots."""
         for one in sequence.family:
             one.take_slot(self.slots.acquire(one.request, one.seed, one.known_ids))
         sequence.phase = Phase.RUNNING
@@ -167,8 +170,8 @@ class SchedulerState:
     def fork_samples(
         self, parent: SequenceState, step: int, written_step: int
     ) -> list[SequenceState]:
-        """The pending samples of a prompt that `step` has computed, and steps up to `written_step`
-        before it, run from now on: each waits for a token of its own."""
+        """Let the pending samples of a prompt run: `step` completes the prompt. Steps up to
+        `written_step` computed the tokens before. Each sample waits for a token of its own."""
         children, parent.pending_samples = parent.pending_samples, []
         for child in children:
             self.memory.fork(parent.lease, child.lease, written_step, step)
@@ -179,8 +182,8 @@ class SchedulerState:
         return children
 
     def preempt(self, victim: SequenceState, step: int, how: Preemption | None = None) -> None:
-        """Take a sequence's pages for others while step `step` is planned; `how` is in place of the
-        memory's own way."""
+        """Preempt a sequence for others while step `step` is planned. `how` replaces the memory's
+        own choice between swapping and recomputing."""
         if not victim.forced_in_flight:
             self.memory.publish(victim.lease, victim.known_ids, leaving=True)
             self.memory.swap_out(victim.lease, victim.num_known, step, how)
@@ -198,12 +201,12 @@ class SchedulerState:
         self.queue.add(sequence)
 
     def drop_launched(self, sequence: SequenceState) -> None:
-        """What launched steps bring for a sequence counts no more."""
+        """Discard the results of steps already launched for a sequence."""
         for part in PARTS:
             part.drop_launched(sequence)
 
     def refuse(self, request: SequenceState, refusal: Refusal | None) -> None:
-        """The policy wants no more of a request."""
+        """End a request that the policy refused, with all its samples."""
         for sequence in request.family:
             update = SequenceUpdate(
                 sequence.sequence_id,
@@ -217,14 +220,14 @@ class SchedulerState:
         self.end([request])
 
     def pause(self, sequence: SequenceState) -> None:
-        """Its reader is behind: it isn't planned until it is no longer paused."""
+        """Plan no work for a sequence while its reader is behind."""
         sequence.paused = True
         if sequence.phase is Phase.WAITING:
             self.queue.hold(sequence)
 
     def end(self, sequences: Iterable[SequenceState], *, publish: bool = True) -> None:
-        """Forget sequences, and the pending samples that depend on them. Where `publish` is set,
-        others may find what they computed."""
+        """Forget sequences, and the pending samples that depend on them. With `publish`, the prefix
+        tree keeps what they computed."""
         sequences = list(sequences)
         self.tell_arrivals()
         known = tuple([s.view for s in sequences if s.phase is not Phase.PENDING_SAMPLE])
@@ -244,13 +247,13 @@ class SchedulerState:
             self.policy_calls.finished(known)
 
     def lose(self, sequences: Iterable[SequenceState], last_step: int) -> None:
-        """Strike out sequences whose entries may be wrong, because something was raised in the
-        middle of a change, and take back what no other has. Step `last_step` may be the
-        last to touch it."""
+        """Strike out sequences whose state may be wrong, because an exception interrupted a change.
+        Take back pages and slots that no remaining sequence holds. Step `last_step` may be the last
+        to touch them."""
         sequences = list(sequences)
         views = [s.view for s in sequences if s.phase is not Phase.PENDING_SAMPLE]
         known = tuple(view for view in views if view not in self.arrived)
-        # Of those that the policy hasn't heard of it hears nothing at all.
+        # The policy never hears about sequences that it has not been told about.
         unheard = [s.view for s in sequences]
         self.arrived = [view for view in self.arrived if view not in unheard]
         for sequence in sequences:
@@ -280,7 +283,7 @@ class SchedulerState:
         raise InvariantError(f"{child} has no parent among those that run and wait")
 
     def _give_back(self, sequence: SequenceState) -> None:
-        """Return pages and slots, fenced by the last step of the sequence."""
+        """Return pages and slots. They stay fenced until the sequence's last step is done."""
         self.memory.leave(sequence.lease)
         for one in sequence.family:
             if one.slot != NO_SLOT:
@@ -290,14 +293,18 @@ class SchedulerState:
     # -- steps
 
     def complete(self, step: int) -> None:
-        """Step number `step` is done, or has failed."""
+        """Record that step number `step` is done or has failed."""
         self.memory.complete(step)
         self.slots.complete(step)
         self.counters.steps += 1
 
     def shorten(self, cut: Mapping[int, int]) -> list[SequenceState]:
-        """Receipts were cut in the prefix tree, to so many pages: the running sequences that had
-        taken over more than is left. Pins of what was cut end."""
+        """Shorten leases to what is left of their prefix-tree receipts. `cut` maps each receipt
+        that was cut to the pages it still covers.
+
+        Return the running sequences that had taken over more than that. Pins of receipts in `cut`
+        end.
+        """
         self.pins.end_cut(cut)
         return [s for s in self.running if self.memory.shorten(s.lease, cut)] if cut else []
 
@@ -314,8 +321,11 @@ class SchedulerState:
                 self.has_precedences |= precedence != 0
 
     def view(self, step: int, now_seconds: float, num_processed: int) -> SchedulerView:
-        """The state as it is now, while step `step` is planned and `num_processed` tokens were
-        computed by all steps, and what is asked beyond that as it is then."""
+        """View for the policy while step `step` is planned. `num_processed` counts the tokens
+        computed by all steps.
+
+        Fields are fixed now. Properties that look further show the state at the time of the look.
+        """
         pool = self.memory.pool
         return SchedulerView(
             step,
@@ -341,7 +351,7 @@ class SchedulerState:
         return self.queue.views()
 
     def pages_reserved(self) -> int:
-        """Pages that the reserve keeps for all sequences that run. Counted each time."""
+        """Pages that the reserve keeps for all running sequences. Recounted on each call."""
         ahead = self.reserve.pages_ahead
         return sum([ahead(s) for s in self.running if not s.paused])
 

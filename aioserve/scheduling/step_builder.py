@@ -1,10 +1,10 @@
-"""The step that is being built: its items so far, the room that is left, and its plan in the end.
+"""Builder of one step: its items so far, the room that is left, and its plan in the end.
 
 A step is built one sequence at a time, because a request may find in the prefix tree what another
-was given in the same step. `working_on` names the sequence whose entries in the state are being
-changed; an exception spoils these and no others, and `entries` is then a step without it.
+computes in the same step. The sequence whose state is being changed is `working_on`. An exception
+spoils only this sequence, and `entries` is then a step without it.
 
-Who comes into the step is decided elsewhere (`aioserve.scheduling.planner`, `making_room`,
+Other modules decide what the step computes (`aioserve.scheduling.planner`, `making_room`,
 `admission`).
 """
 
@@ -28,14 +28,16 @@ __all__ = ["PATIENT_STEPS", "StepBuilder", "Verified"]
 PREFILL, DECODE = ItemKind.PREFILL, ItemKind.DECODE
 
 PATIENT_STEPS = 16
-"""For so many steps one whose mask came late keeps what others want. Most masks are late by one."""
+"""Steps for which a sequence whose mask is late keeps the room that others want. Most masks are
+late by one step."""
 
 Verified = tuple[RowPart, SequenceState, int]
-"""The part that asks, a sequence, and how many tokens to verify behind its next one, maybe none."""
+"""Part that asks, a sequence, and the number of tokens to verify behind its next one. The number
+may be 0."""
 
 
 class StepBuilder:
-    """Builds the step after the last one launched, and then is done with."""
+    """Builds the step after the last one launched. Used once."""
 
     def __init__(self, state: SchedulerState, now_seconds: float) -> None:
         self.state = state
@@ -49,33 +51,35 @@ class StepBuilder:
         self.entries: list[Entry] = []
         self.working_on: SequenceState | None = None
         self.gave_way: set[SequenceState] = set()
-        """Sequences that were preempted for a waiting one, or by the policy: none starts again in
-        this step."""
+        """Sequences that were preempted for a waiting one, or by the policy. They don't start again
+        in this step."""
         self.has_preempted: bool = False
-        """Pages of a running sequence went to others: none that waits starts in this step."""
+        """True once a running sequence was preempted for others that run. No waiting sequence
+        starts in this step."""
         self.may_stand_still: bool = False
-        """Some that run had nothing to compute when the step was begun."""
+        """True if a running sequence had nothing to compute when the step was begun."""
         self.patient_steps: int = PATIENT_STEPS
         self.started: list[tuple[SequenceState, int]] = []
-        """With the prompt tokens that each found in the prefix tree."""
+        """Sequences started in this step, with the prompt tokens that each found in the prefix
+        tree."""
         self._parts: set[RowPart] = {DRAW}
         self._has_families = False
         self._plan: StepPlan | None = None
 
     def view(self) -> SchedulerView:
-        """What the policy sees now."""
+        """View of the scheduler for the policy, as it is now."""
         processed = self.num_processed_before + self.room.budget.taken
         return self.state.view(self.number, self.now_seconds, processed)
 
     def one_by_one(self, sequences: Iterable[SequenceState]) -> Iterator[SequenceState]:
-        """Each is being worked on until the next one is taken."""
+        """Yield sequences; each is `working_on` until the next one is taken."""
         for sequence in sequences:
             self.working_on = sequence
             yield sequence
             self.working_on = None
 
     def preempt(self, victim: SequenceState) -> None:
-        """Take its pages for others that run, or start in a later step."""
+        """Preempt a sequence for others that run, or start in a later step."""
         self.working_on = victim
         self.state.preempt(victim, self.number)
         self.working_on = None
@@ -84,10 +88,10 @@ class StepBuilder:
     # -- items
 
     def launch(self, sequences: Sequence[SequenceState], count: int) -> None:
-        """Add `count` tokens of each sequence to the step, and move its state past them.
+        """Add `count` tokens of each sequence to the step, and advance its state past them.
 
-        Most sequences of most steps decode one token, so the loop does nothing that these don't
-        need, and gives an item no more fields than they have.
+        Most sequences of most steps decode one token. The loop does nothing beyond what these need,
+        and sets only the fields of their items.
         """
         memory, number = self.memory, self.number
         page_size, publishes = memory.page_size, memory.tree is not None
@@ -106,7 +110,7 @@ class StepBuilder:
                 memory.publish(lease, sequence.final_ids)
             if sequence.constrained:
                 self._parts.add(MASK)
-            # The last token of a sequence, behind its prompt, so that no sample is to fork off it.
+            # The last token of a sequence, after its prompt, so that no sample forks off it.
             if start + 1 == known + pending and start >= sequence.prompt_tokens:
                 sequence.pending, rows = pending + 1, sequence.decode_rows
                 item = WorkItem(
@@ -121,13 +125,13 @@ class StepBuilder:
             fields = self._asked_for(AskedTokens(sequence, start, start + count, family))
             places = sequence.slot, start, index, count
             item = WorkItem(PREFILL, sequence.sequence_id, *places, token_ids, **fields)
-            # All at once: what raises in between would tear the samples apart.
+            # All at once: an exception in between would tear the samples apart.
             self.entries += [(one.run, item, page_ids) for one in family or (sequence,)]
         self.room.budget.take(sequences, count)
         self.working_on = None
 
     def _asked_for(self, asked: AskedTokens) -> dict[str, Any]:
-        """Fields of an item of known tokens."""
+        """Fields that parts add to an item of known tokens."""
         fields: dict[str, Any] = {}
         for part in OF_PROMPTS:
             if more := part.ask(asked):
@@ -175,15 +179,18 @@ class StepBuilder:
     # -- the plan
 
     def plan(self) -> StepPlan | None:
-        """The step as it was built; None for an empty one. What raises here may be asked again:
-        all is read before anything changes, and no change is made of the one before."""
+        """Build the plan of the step; None for an empty step.
+
+        After an exception it may be called again: it reads everything before it changes anything,
+        and reuses the plan.
+        """
         if not self.entries:
             return None
         state = self.state
         slots, copies = state.slots, self.memory.copies
         if self._plan is None:
             items = [item for _, item, _ in self.entries]
-            if self._has_families:  # with an entry for each row
+            if self._has_families:  # one entry for each row
                 items = {id(item): item for item in items}.values()
             self._plan = StepPlan(
                 step=self.number,
@@ -200,7 +207,7 @@ class StepBuilder:
         if len(asked) > 1:
             parts = tuple([part for part in PARTS if part in asked])
         for sequence, found in self.started:
-            if sequence.slot != NO_SLOT:  # else what it found was lost again before the step was
+            if sequence.slot != NO_SLOT:  # otherwise what it found is lost
                 sequence.account.start(sequence.sequence_id, found, self.now_seconds)
         state.counters.tokens_processed = self.num_processed_before + self._plan.num_tokens
         state.in_flight[self.number] = self.entries

@@ -1,6 +1,6 @@
-"""What the last steps consisted of and how long they took, and from that how long another takes.
+"""Summaries and durations of the last steps, and from them an estimate for other steps.
 
-Nothing is counted until a policy asks: a step is kept as its plan, of which the last few are.
+Nothing is counted until a policy asks. Until then a step is kept as its plan.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ __all__ = ["NUM_KEPT", "StepSummary", "StepTimes", "summary_of"]
 NUM_KEPT = 32
 """Steps that are remembered one by one."""
 WARM_UP_STEPS = 8
-"""The first steps of an engine take longer than those after them, and aren't counted."""
+"""First steps of an engine, which take longer than later ones and aren't counted."""
 LEAST_STEPS = 4
-"""From so many counted steps on there is an estimate."""
+"""Counted steps before there is an estimate."""
 DECAY = 0.98
-"""What a step still counts after each further one."""
+"""Factor on the weight of a step for each further step."""
 
 
 class StepSummary(msgspec.Struct, frozen=True, gc=False):
-    """One step that is done."""
+    """Summary of one step that is done."""
 
     step: int
     prefill_tokens: int
     """Tokens known when the step was planned: of prompts, and of what is computed anew."""
     decodes: int
-    """Sequences of which the step computes the token sampled last, and draft tokens behind
-    it."""
+    """Tokens that decoding sequences compute: the last one of each, and draft tokens behind it."""
     context_tokens: int
-    """Tokens that the step attended to: for each item, all up to its last."""
+    """Tokens that the step attended to. Each item counts all up to its last."""
     seconds: float
 
 
@@ -45,23 +44,23 @@ class StepTimes:
 
     def __init__(self) -> None:
         self.kept: deque[StepSummary | tuple[StepPlan, float]] = deque(maxlen=NUM_KEPT)
-        """The last steps; a plan with its seconds until its summary is asked for."""
+        """The last steps. Each is a plan with its seconds until its summary is asked for."""
         self.num_steps: int = 0
         """Steps that are done, including those no longer kept."""
         self._num_fitted = 0
-        """Steps that the sums below have heard of, or have missed."""
+        """Steps included in the sums below, or missed by them."""
         self._num_counted = 0
         self._gram: npt.NDArray[np.float64] = np.zeros((4, 4))
         self._moment: npt.NDArray[np.float64] = np.zeros(4)
         self._weights: npt.NDArray[np.float64] | None = None
 
     def took(self, plan: StepPlan, seconds: float) -> None:
-        """A step is done, after so many seconds."""
+        """Record a step that took `seconds`."""
         self.kept.append((plan, seconds))
         self.num_steps += 1
 
     def failed(self, plan: StepPlan) -> None:
-        """The last step that `took` its time has failed: how long others take it doesn't say."""
+        """Remove the last step, since it failed: its duration says nothing about other steps."""
         last = self.kept[-1] if self.kept else None
         if isinstance(last, tuple) and last[0] is plan:
             self.kept.pop()
@@ -77,10 +76,10 @@ class StepTimes:
         return tuple([one for one in self.kept if isinstance(one, StepSummary)])
 
     def estimate(self, prefill_tokens: int, decodes: int, context_tokens: int) -> float | None:
-        """Seconds of such a step; None until enough were measured.
+        """Estimated seconds of a step; None until enough were measured.
 
-        Least squares without negative weights over fixed time, prefill tokens, decodes and context
-        tokens, later steps counting more.
+        A least-squares fit with weights of at least 0 over a fixed time, prefill tokens, decodes
+        and context tokens. Later steps count more.
         """
         self._fit()
         if self._weights is None:
@@ -107,7 +106,7 @@ class StepTimes:
 
 
 def summary_of(step: int, items: Iterable[WorkItem], seconds: float) -> StepSummary:
-    """Summary of a step with these items."""
+    """Summarize a step with these items."""
     prefill = decodes = context = 0
     for item in items:
         context += item.index + item.count
@@ -121,8 +120,8 @@ def summary_of(step: int, items: Iterable[WorkItem], seconds: float) -> StepSumm
 def _solved(
     gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """Weights, none below 0, of the least squares with these sums. What came only together is told
-    apart by nothing, and shares evenly in what it takes."""
+    """Least-squares weights of at least 0 from these sums. Features that only ever came together
+    share evenly in the time."""
     scale = np.sqrt(np.diag(gram))
     used = np.flatnonzero(scale > 0)
     weights = np.zeros(len(moment))

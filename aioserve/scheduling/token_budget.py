@@ -1,7 +1,7 @@
-"""The tokens of one step, and who may have them: those kept in shares for some sequences, and those
-in common for all.
+"""Tokens of one step: shares kept for some sequences, and the rest in common for all.
 
-Without shares all are in common. Knows what a policy answered, and nothing of what is planned.
+Without shares all tokens are in common. Knows the policy's answer, and nothing about what is
+planned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["TokenBudget"]
 
 
 class TokenBudget:
-    """What is left of a step's tokens; it shrinks as the planner takes them."""
+    """Tokens left in one step. The planner takes them."""
 
     def __init__(self, state: SchedulerState, budget: StepBudget | None = None) -> None:
         self._state = state
@@ -39,8 +39,8 @@ class TokenBudget:
         return max(0, _left(self.tokens - sum(self._kept), self._kept, self._own(sequence)))
 
     def one_each(self, ready: Sequence[SequenceState]) -> Sequence[SequenceState]:
-        """Sequences of `ready` for which a token is left when each before them has taken one.
-        Reserved shares keep none from sequences for whose next page others were preempted."""
+        """Sequences of `ready` for which a token is left after each before them has taken one. A
+        sequence for whose next page others were preempted may take from other shares."""
         if not self._kept:
             return ready[: self.tokens]
         total, common, kept = self.tokens, self.tokens - sum(self._kept), self._kept.copy()
@@ -60,7 +60,7 @@ class TokenBudget:
         return chosen
 
     def take(self, sequences: Sequence[SequenceState], count: int) -> None:
-        """`count` tokens for each of them."""
+        """Take `count` tokens for each of the sequences."""
         total = count * len(sequences)
         self.tokens -= total
         self.taken += total

@@ -1,7 +1,7 @@
-"""The queue of waiting requests, in order of arrival, and what a policy sees of them.
+"""Queue of waiting requests in order of arrival, and the views of them that a policy sees.
 
-Thousands may wait of which a step starts a few, so what a step looks at is kept from one to the
-next: a request that only goes on waiting costs nothing.
+Thousands may wait of which a step starts a few. What a step looks at is kept for the next one, so a
+request that only goes on waiting costs nothing.
 """
 
 from __future__ import annotations
@@ -18,38 +18,40 @@ from aioserve.scheduling.view import RequestView
 __all__ = ["WaitingQueue", "place_of"]
 
 MOST_ONE_BY_ONE = 32
-"""Most requests that are taken out one by one when they have ended; more leave in one pass."""
+"""Most ended requests that are taken out one by one. More leave in one pass."""
 
 _by_arrival = attrgetter("sequence_id")
 
 
 class WaitingQueue:
-    """Sequences whose phase is `WAITING`; that of one that ends changes before it is told here."""
+    """Sequences whose phase is `WAITING`. The phase of an ended one changes before `end` is
+    called."""
 
     def __init__(self) -> None:
         self._sequences: list[SequenceState] = []
         self._views: list[RequestView] = []
-        """A view of each of these."""
+        """View of each sequence, in the same order."""
         self._ended: list[SequenceState] = []
-        """Still in the queue: they are taken out when it is looked at, all at once, since thousands
-        may leave between two steps."""
+        """Ended sequences still in the queue. They are all taken out when it is next read, since
+        thousands may leave between two steps."""
         self._may_be_held: set[SequenceState] = set()
-        """All that wait and are held now are among these."""
+        """Superset of the waiting sequences that are held now."""
         self._shown: tuple[RequestView, ...] | None = None
-        """Views of all, unless the queue has changed since."""
+        """Views of all, until the queue changes."""
 
     def __len__(self) -> int:
         return len(self._sequences) - len(self._ended)
 
     @property
     def sequences(self) -> list[SequenceState]:
-        """All, to be read only."""
+        """All waiting sequences. Read-only."""
         if self._ended:
             self._take_out_ended()
         return self._sequences
 
     def in_turn(self, without: Container[SequenceState] = ()) -> Iterator[SequenceState]:
-        """All that can go on, but for some. Each may start before the next one is looked at."""
+        """Yield the sequences that can go on, except `without`. The caller may start each before
+        taking the next one."""
         sequences, place = self.sequences, 0
         while place < len(sequences):
             sequence = sequences[place]
@@ -59,7 +61,7 @@ class WaitingQueue:
                 place += 1
 
     def views(self, without: Iterable[SequenceState] = ()) -> tuple[RequestView, ...]:
-        """Views of all that can go on, but for some."""
+        """Views of the sequences that can go on, except `without`."""
         sequences = self.sequences
         out = {s for s in self._may_be_held if s.is_held}.union(without)
         if out:
@@ -79,7 +81,7 @@ class WaitingQueue:
         self._views.insert(place, sequence.view)
 
     def remove(self, sequence: SequenceState) -> None:
-        """It starts."""
+        """Take out a sequence that starts."""
         self._shown = None
         place = place_of(self._sequences, sequence)
         del self._sequences[place], self._views[place]
@@ -90,11 +92,11 @@ class WaitingQueue:
         self._ended.append(sequence)
 
     def hold(self, sequence: SequenceState) -> None:
-        """It is paused."""
+        """Note that a sequence is paused."""
         self._may_be_held.add(sequence)
 
     def become(self, sequences: Iterable[SequenceState]) -> None:
-        """All that wait, in order of arrival, whatever was here before."""
+        """Replace the queue with `sequences`, in order of arrival."""
         self._shown, self._ended = None, []
         self._sequences = list(sequences)
         self._views = [s.view for s in self._sequences]
@@ -110,7 +112,7 @@ class WaitingQueue:
 
 
 def place_of(queue: list[SequenceState], sequence: SequenceState) -> int:
-    """In a queue in order of arrival."""
+    """Index of a sequence in a queue in order of arrival."""
     place = bisect_left(queue, sequence.sequence_id, key=_by_arrival)
     if place == len(queue) or queue[place] is not sequence:
         raise InvariantError(f"{sequence} is not in its queue")

@@ -17,7 +17,8 @@ VERIFY = ItemKind.VERIFY
 
 
 class Draw(RowPart):
-    """Every row is drawn. A row that verifies may bring several tokens, and all are taken here."""
+    """Draws every row. All tokens are taken here, also those of rows that verify, which may be
+    several."""
 
     def ask(self, asked: AskedTokens) -> dict[str, Any]:
         if not asked.family:
@@ -37,9 +38,9 @@ class Draw(RowPart):
                 step.broken.append(BrokenRow(run, item, page_ids, errors[index]))
                 continue
             sequence, slot = run.sequence, run.slot
-            # The one place where results in flight are dropped: the sequence has ended, was
-            # preempted or lacked a mask, and will sample the same token again: noise depends on
-            # the position.
+            # Results in flight are dropped only here: the sequence has ended, was preempted or
+            # lacked a mask. It will sample the same token again, because noise depends on the
+            # position.
             if sequence.slot != slot or (known_rows and index in known_rows):
                 continue
             if at == end:
@@ -61,7 +62,7 @@ class Draw(RowPart):
                 add(SequenceUpdate(sequence.sequence_id, token_id, reason, logprobs=told))
                 num_tokens += 1
                 at += 1
-                if at == end or reason is not None:  # what is sampled behind the end is nothing
+                if at == end or reason is not None:  # drop what is sampled after the end
                     break
             if sequence.first_token_seconds is None:
                 sequence.first_token_seconds = now_seconds
@@ -88,7 +89,7 @@ def _failed(sequence: SequenceState, error: str) -> SequenceUpdate:
 
 
 def _ended_without_output(sequence: SequenceState) -> SequenceUpdate:
-    """All that is wanted of its prompt is there. The token behind it was drawn, which shows that
-    the logits are numbers, and nobody hears of it."""
+    """End a sequence that wants only results for its prompt. The token behind it was drawn to check
+    that the logits are numbers, and is dropped."""
     pooled = None if sequence.pooling is None else sequence.pooling.total
     return SequenceUpdate(sequence.sequence_id, None, FinishReason.LENGTH, pooled=pooled)

@@ -1,7 +1,7 @@
 """Draw several tokens that a grammar forces in one step: there are masks for all.
 
-They are no draft tokens: the plan brings their ids, no drafter is asked, and as all of them come,
-it is known where the next item begins.
+Forced tokens aren't draft tokens: the plan carries their ids, and no drafter is asked. All of them
+come, so the start of the next item is known.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Forced(VerifyingPart):
 
 
 def forced_ahead(sequence: SequenceState) -> tuple[int, ...]:
-    """Tokens that are forced behind those which are known or being drawn, where it is known how
-    many these are."""
+    """Forced tokens behind those known or being drawn. Empty while the number of the latter is
+    uncertain."""
     if sequence.unverified_tokens:
         return ()
     ahead = sequence.masked_to - sequence.num_known - sequence.pending
@@ -44,8 +44,8 @@ def forced_ahead(sequence: SequenceState) -> tuple[int, ...]:
 
 
 def forced_budget(forced: dict[SequenceState, None], num_rows: int) -> dict[SequenceState, int]:
-    """Running sequences with forced tokens ahead that are to be drawn, and how many. Each is a row
-    of logits, of which there are `num_rows`. Those that have none any longer leave `forced`."""
+    """Number of forced tokens to draw for each running sequence that has some ahead. Each takes a
+    row of logits, and there are `num_rows`. Sequences without any leave `forced`."""
     budget: dict[SequenceState, int] = {}
     for sequence in [*forced]:
         if sequence.masked_to <= sequence.num_known:

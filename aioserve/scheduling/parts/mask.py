@@ -1,8 +1,8 @@
-"""Draw under a mask: a grammar says which tokens may come next, and some of them before the step
-that draws them is done.
+"""Draw under a mask: a grammar says which tokens may come next. Some masks arrive while the step
+that draws under them runs.
 
-A row whose mask came late brings no token (`LateRow`); `aioserve.scheduling.recovery` says how its
-sequence goes on.
+A row whose mask came late brings no token (`LateRow`). `aioserve.scheduling.recovery` then lets its
+sequence go on.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["Mask"]
 
 class Mask(RowPart):
     def take(self, step: DoneStep) -> None:
-        """Pass over rows whose token was forced while they were in flight: it is known, and it was
-        told. A row with an error, or without its mask, shows nothing of that."""
+        """Skip rows whose token was forced while they were in flight, so that it is already known
+        and reported. Rows with an error or without their mask don't count."""
         errors, counts = step.outcome.row_errors, step.outcome.token_counts
         for index, (run, _, _) in enumerate(step.rows):
             sequence = run.sequence

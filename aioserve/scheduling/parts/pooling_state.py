@@ -1,10 +1,10 @@
-"""How far the sum over a prompt's hidden states has come, which steps make part by part.
+"""Progress of the sum over a prompt's hidden states, which steps make part by part.
 
     positions   0 ........ added ........ launched ........ end
                   in total      in flight       to compute
 
-A token counts once, whatever happens in between: a sequence that begins again may take what was
-added from the prefix cache, and computes all behind it.
+Each token counts once. A sequence that begins again may take the added tokens from the prefix
+cache, and computes all after them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["PoolingState"]
 
 
 class PoolingState:
-    """Sums of one sequence. `positions` are those that its request names."""
+    """Sum of one sequence over the `positions` that its request names."""
 
     __slots__ = ("_added", "_first", "_launched", "_total", "end")
 
@@ -29,12 +29,12 @@ class PoolingState:
 
     @property
     def num_cacheable(self) -> int | None:
-        """Leading tokens that needn't be computed for the sum; None where none must be."""
+        """Leading tokens that needn't be computed for the sum; None for no limit."""
         return self._launched if self._launched < self.end else None
 
     def launch(self, start: int, end: int) -> PooledTokens | None:
-        """What a step adds that computes the tokens at `[start, end)`, with `start` at most
-        `num_cacheable`."""
+        """Return what a step adds that computes the tokens at `[start, end)`; None for nothing.
+        `start` is at most `num_cacheable`."""
         first = self._launched
         count = min(end, self.end) - first
         if count <= 0:
@@ -43,20 +43,20 @@ class PoolingState:
         return PooledTokens(offset=first - start, count=count)
 
     def add(self, part: npt.NDArray[np.float32], count: int) -> None:
-        """A step has summed up the next `count` tokens, float32 `[hidden]`."""
+        """Add the sum over the next `count` tokens, float32 `[hidden]`, from a step."""
         self._added += count
         self._total = part + self._total
 
     def begin_again(self) -> None:
-        """What is in flight won't be added."""
+        """Forget what is in flight."""
         self._launched = self._added
 
     def forget(self) -> None:
-        """What was added may be wrong."""
+        """Forget everything, because what was added may be wrong."""
         self._added = self._launched = self._first
         self._total = np.zeros(1, np.float64)
 
     @property
     def total(self) -> npt.NDArray[np.float64]:
-        """float64 `[hidden]`, once all was added."""
+        """Sum, float64 `[hidden]`, once all tokens were added."""
         return self._total

@@ -1,7 +1,7 @@
-"""Score tokens of a prompt: log-probabilities of what stands there.
+"""Score tokens of a prompt: report the log-probabilities of the tokens that stand there.
 
-Each is told once. Where the sequence that the prompt belongs to was preempted meanwhile, another
-sample that takes its token of the same item tells of them, before that token.
+Each is reported once. If the sequence of the prompt was preempted meanwhile, another sample with a
+row in the same item reports them, before its own token.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Score(RowPart):
             if item.scored is None:
                 continue
             sequence = run.sequence
-            # Of a family's entries, which have one item, the first is the prompt's own.
+            # A family's entries have one item. The first entry is the prompt's own.
             if sequence.sequence_id == item.sequence_id:
                 begin, num_read = num_read, num_read + len(item.scored)
                 scored = step.outcome.scored[begin:num_read]
@@ -53,7 +53,7 @@ class Score(RowPart):
         sequence.score_at = sequence.scored
 
     def distrust(self, sequence: SequenceState) -> None:
-        """What was scored is scored anew, unless an answer has begun."""
+        """Score all tokens anew, unless a completion has begun."""
         first = sequence.request.score_from
         has_begun = sequence.num_known > sequence.prompt_tokens
         if first is not None and not has_begun and sequence.scored > first:
@@ -74,8 +74,8 @@ def _scored(sequence: SequenceState, scored: tuple[Logprobs, ...]) -> SequenceUp
 def _scored_by(
     item: WorkItem, sequence: SequenceState, scored: tuple[Logprobs, ...]
 ) -> SequenceUpdate:
-    """What an item has scored of the prompt of a sequence that was preempted: another sample takes
-    its token of the same item, and none comes before all of its prompt is told."""
+    """Report scores of a preempted sequence through another sample of the same item. The sample
+    takes its token next, and no token comes before the scores of its prompt."""
     first = item.start + (item.scored.offset if item.scored else 0) + 1
     if sequence.scored == sequence.score_at == first:
         sequence.scored = sequence.score_at = first + len(scored)

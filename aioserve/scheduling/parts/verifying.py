@@ -1,4 +1,4 @@
-"""Verify tokens behind the last one of a sequence, whoever says which these are."""
+"""Verify tokens behind the last one of a sequence, from any source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class VerifyingPart(RowPart):
     """Part of items of kind `VERIFY`."""
 
     def first_written(self, item: WorkItem, num_known: int) -> int:
-        """It may have begun sooner than its plan says."""
+        """Position of the first token that a failed item may have written. It may have begun
+        earlier than its plan says."""
         return min(item.start, num_known - 1) if item.kind is ItemKind.VERIFY else item.start
 
     def is_beyond_a_token(self, item: WorkItem) -> bool:
@@ -24,7 +25,7 @@ class VerifyingPart(RowPart):
 
 
 def ids_to_verify(sequence: SequenceState, start: int, count: int) -> npt.NDArray[np.int32]:
-    """The last token of a sequence, at position `start`, and draft tokens: int32 `[count]`."""
+    """Last token of a sequence, at position `start`, and draft tokens: int32 `[count]`."""
     token_ids = np.full(count, DRAFT_TOKEN, np.int32)
     token_ids[0] = PENDING_TOKEN if sequence.pending else sequence.ids(start, 1)[0]
     return token_ids

@@ -1,10 +1,8 @@
-"""The draft budget of a step: which sequences have draft tokens behind their next token, and how
-many.
+"""Draft budget of a step: which sequences have draft tokens behind their next token, and how many.
 
-Steps overlap, so where an item begins that follows draft tokens nobody knows but the runner. Here
-all is counted at the most that it can be: tokens in flight, those computed, and the pages for them.
-When a step is done, rejected draft tokens come off again
-(`aioserve.scheduling.speculation.verify`).
+Steps overlap, so only the runner knows where an item begins that follows draft tokens. Here all
+counts are upper bounds: tokens in flight, computed tokens, and the pages for them. When a step is
+done, rejected draft tokens are subtracted again (`aioserve.scheduling.speculation.verify`).
 
     known 10, in flight: the last token and 3 drafts       pending 4, computed 13
     planned behind it:   the last of them and 3 drafts     pending 8, computed 17
@@ -29,9 +27,12 @@ def draft_budget(
     prefilling: Sequence[SequenceState],
     forced: Collection[SequenceState],
 ) -> tuple[list[SequenceState], dict[SequenceState, int]]:
-    """Sequences of those `ready` for their next token that don't sit the step out, before any of
-    them has a page for it; and of those with draft tokens the most that are worth their time, maybe
-    none. Sequences in `forced` have forced tokens to verify instead."""
+    """Return the sequences of `ready` that take part in the step, and the most draft tokens worth
+    verifying for some of them, maybe 0.
+
+    Called before the sequences have pages for their next token. Sequences in `forced` have forced
+    tokens to verify instead.
+    """
     state, lengths = step.state, step.state.speculation.lengths
     left = step.room.budget.tokens - len(ready)
     num_prefilled = max(0, min(left, sum([s.remaining for s in prefilling])))
@@ -48,7 +49,7 @@ def draft_budget(
         [one.record for _, one in able],
         len(ready) - len(able),
         num_prefilled,
-        # Prompts that have begun, or wait, are not to wait longer for what may be wrong.
+        # Prompts in progress or waiting must not wait longer for tokens that may be wrong.
         left // 2 if prefilling or len(state.queue) else left,
     )
     if state.policy_calls.limits_drafts:
@@ -68,9 +69,9 @@ def draft_budget(
 
 
 def _may_have_drafts(sequence: SequenceState) -> bool:
-    """True if its next token is one of the answer, so that no sample is to fork off it, and the
-    last one there is: some that are forced may be known behind it. None stand before tokens that
-    are forced and are yet to be drawn."""
+    """True if the next token belongs to the completion, so that no sample forks off it, and is the
+    last known or pending one. False if forced tokens are yet to be drawn, since no draft tokens
+    come before them."""
     return (
         sequence.lease.computed >= sequence.prompt_tokens
         and sequence.remaining == 1
@@ -79,15 +80,14 @@ def _may_have_drafts(sequence: SequenceState) -> bool:
 
 
 def _is_known_ahead(sequence: SequenceState) -> bool:
-    """True if all tokens of a constrained sequence are known, and what may come next: draft tokens
-    need masks as well, which are made from that. None of its tokens is forced and yet to be
-    drawn."""
+    """True if all tokens of a constrained sequence are known and there is a mask for the next one.
+    The masks for draft tokens are made from this."""
     return not sequence.pending and sequence.is_masked
 
 
 def _skips_for_mask(sequence: SequenceState, drafts: SequenceDrafts) -> bool:
-    """True if a sequence waits for what may come next: until its steps in flight are done, and then
-    for a step. Where a grammar takes longer, it has no draft tokens."""
+    """True if a sequence sits out to wait for its next mask: until its steps in flight are done,
+    and then one step. If a grammar takes longer, the sequence goes on without draft tokens."""
     waits = bool(sequence.pending) or not drafts.skipped_for_mask
     drafts.skipped_for_mask = not sequence.pending and waits
     return waits

@@ -1,5 +1,8 @@
-"""How many draft tokens each sequence has in a step: as many as bring the most tokens a second, by
-a moving average of how often they are accepted and a table of what steps have cost."""
+"""Choice of the number of draft tokens for each sequence in a step.
+
+The choice maximizes tokens per second. It uses a moving average of acceptance, and a table of the
+costs of steps.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,20 @@ import numpy.typing as npt
 __all__ = ["FIRST_STEPS", "DraftLengths", "DraftRecord", "StepCosts"]
 
 DECAY, FIRST_ACCEPTANCE, FIRST_WEIGHT = 0.95, 0.8, 1.5
-"""Weight that is kept after each draft token; first expectation of acceptance, and its weight."""
+"""Weight kept after each draft token; first expectation of acceptance, and its weight."""
 FIRST_STEPS = 2
-"""Steps of each sequence that tell what to expect of others: good ones would count for more."""
+"""First steps of each sequence, which set the expectation for others. Later steps don't count:
+sequences with good drafts would weigh more."""
 PROBE_STEPS, PROBE_LENGTH = 96, 3
-"""After so many steps, at most four times as many, a few do the opposite: it may pay by now."""
+"""Steps after which a few do the opposite of the choice, and how many: it may pay by now. The first
+number grows up to fourfold."""
 HELD_STEPS, KEPT_STEPS, LEAST_GAIN = 4, 9, 1.05
-"""Steps for which a choice stands, and none for twice as long; those that a median is of, since a
-machine has other work; and the least gain that can be measured."""
+"""Steps for which a choice stands, twice as many for a choice of no draft tokens. Samples of a
+median, which hides other work of the machine. Least gain that can be measured."""
 
 
 class DraftRecord:
-    """How draft tokens of one sequence have fared. `usual`: those of all sequences."""
+    """Record of how draft tokens of one sequence fared. `usual` is the record of all sequences."""
 
     __slots__ = ("_right", "_tried", "limit", "made", "steps")
 
@@ -32,9 +37,9 @@ class DraftRecord:
         self.limit: int = limit
         self.steps: int = 0
         self.made: float = 1.0 if usual is None else usual.made
-        """Mean share of those asked for that the drafter made, branches included."""
+        """Mean share of the requested draft tokens that the drafter made, branches included."""
         expected = FIRST_ACCEPTANCE if usual is None else usual.acceptance
-        # A little more is hoped for, or one unlucky sequence would end it for all.
+        # Expect a little more, or one unlucky sequence would end drafting for all.
         self._right = (0.6 * expected + 0.4 * FIRST_ACCEPTANCE) * FIRST_WEIGHT
         self._tried = FIRST_WEIGHT
 
@@ -46,8 +51,9 @@ class DraftRecord:
     def verified(
         self, asked: int, drafted: int, accepted: int, branched: int = 0, *, dry_steps: int = 0
     ) -> None:
-        """The drafter made `drafted` of `asked` tokens, of which `accepted` were right, and
-        `branched` beside them. A dry run stands for all `dry_steps` since it was made."""
+        """Record a verification: the drafter made `drafted` of `asked` tokens, of which `accepted`
+        were right, and `branched` beside them. A dry run stands for all `dry_steps` since it was
+        made."""
         if asked:
             self.steps += not dry_steps
             share = (drafted + branched) / asked
@@ -63,7 +69,8 @@ class StepCosts:
     def __init__(self) -> None:
         self._last: dict[int, deque[float]] = {}
         self.medians: dict[int, float] = {}
-        """Sizes share an entry with those close by. One seen once counts while no other does."""
+        """Median seconds by number of tokens, with close sizes in one entry. A size seen once
+        counts only while no other does."""
         self.are_known: bool = False
 
     def took(self, num_tokens: int, seconds: float) -> None:
@@ -77,8 +84,11 @@ class StepCosts:
                 self.medians[place], self.are_known = median_low(last), len(last) > 1
 
     def of(self, num_tokens: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Seconds of steps of so many tokens, float64 `[n]`: they never fall with the tokens, and
-        are low beyond what was measured, so that it is tried. 1 where nothing was."""
+        """Seconds of steps of `num_tokens` tokens, float64 `[n]`; 1 if nothing was measured.
+
+        They never fall as tokens grow. Beyond the measured sizes they are low, so that larger steps
+        are tried.
+        """
         places = sorted(self.medians)
         medians = np.array([self.medians[place] for place in places] or [1.0])
         most, least = np.maximum.accumulate(medians), np.minimum.accumulate(medians[::-1])[::-1]
@@ -86,16 +96,17 @@ class StepCosts:
 
 
 class DraftLengths:
-    """Chooses for the sequences of one step at a time."""
+    """Chooses the numbers of draft tokens, for the sequences of one step at a time."""
 
     def __init__(self) -> None:
         self.plain: StepCosts = StepCosts()
         """Costs of steps without draft tokens."""
         self.verifying: StepCosts = StepCosts()
-        """Costs of those with, but for their drafter."""
+        """Costs of steps with draft tokens, without the time of their drafter."""
         self.usual: DraftRecord = DraftRecord(0)
         self._pass_seconds: deque[float] = deque([0.0], KEPT_STEPS)
-        """Seconds of drafting passes: one for each draft token of a sequence, and one more."""
+        """Seconds of one drafting pass. A step makes one pass for each draft token of a sequence,
+        and one more."""
         self._since_probe, self._wait = 0, PROBE_STEPS
         self._held_steps, self._held_others, self._held_sum = 0, 0, 0
         self._held: dict[DraftRecord, int] = {}
@@ -104,8 +115,9 @@ class DraftLengths:
     def took(
         self, tokens: int, seconds: float, *, verified: bool, longest: int = 0, drafting: float = 0
     ) -> None:
-        """A step of so many tokens took so long, `drafting` seconds of it for at most `longest`
-        draft tokens of a sequence. It counts behind one of its kind, as their costs overlap."""
+        """Record a step of `tokens` tokens that took `seconds`. The drafter took `drafting` of
+        these, for at most `longest` draft tokens of a sequence. A step counts only after one of its
+        kind, since their costs overlap."""
         costs = self.verifying if verified else self.plain
         if verified is self._verified or not costs.medians:
             costs.took(tokens, seconds - drafting)
@@ -114,9 +126,9 @@ class DraftLengths:
         self._verified = verified
 
     def rest(self, num_tokens: int, newest: DraftRecord) -> bool:
-        """True if draft tokens don't pay in this step, of so many tokens without them: the last
-        choice was none, it was made for the newest sequence too, and it stands. The step counts as
-        if it was chosen for."""
+        """True if draft tokens don't pay in this step, which has `num_tokens` tokens without them.
+        The last choice was none, it included the newest sequence, and it still stands. Counts the
+        step as chosen for."""
         stands = self._held_steps > 1 and self._held_others == num_tokens and newest in self._held
         if not stands or self._held_sum or self._since_probe >= self._wait:
             return False
@@ -127,8 +139,8 @@ class DraftLengths:
     def choose(
         self, records: Sequence[DraftRecord], num_others: int, num_prefilled: int, most: int
     ) -> list[int]:
-        """The number of draft tokens for each of `records`, together at most `most`, beside
-        `num_others` sequences without and `num_prefilled` tokens of prompts."""
+        """Choose the number of draft tokens for each of `records`, together at most `most`. The
+        step also has `num_others` sequences without any and `num_prefilled` tokens of prompts."""
         others, nothing = len(records) + num_others + num_prefilled, [0] * len(records)
         if most <= 0 or not any(record.limit for record in records):
             return nothing
@@ -159,7 +171,7 @@ class DraftLengths:
         brought = others + np.cumsum(gains[rows, places] * made[rows])
         drafting = median_low(self._pass_seconds) * (2 + np.maximum.accumulate(places))
         known = [costs for costs in (self.verifying, self.plain) if costs.medians] or [self.plain]
-        # A step with draft tokens costs no less than one without of as many tokens.
+        # A step with draft tokens costs no less than one without, of the same size.
         costs = np.max([one.of(others + np.cumsum(made[rows])) for one in known], axis=0)
         rates = brought / (costs + drafting)
         alike = [one for one in known if min(one.medians, default=0) <= others]

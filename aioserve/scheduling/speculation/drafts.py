@@ -1,4 +1,4 @@
-"""What a scheduler knows of draft tokens: of each sequence, and of all together."""
+"""State of draft tokens in a scheduler, per sequence and of all together."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class SequenceDrafts:
     def __init__(self, record: DraftRecord) -> None:
         self.record: DraftRecord = record
         self.unverified_tokens: int = 0
-        """Draft tokens in flight: some of the sequence's pending tokens, which may be wrong."""
+        """Draft tokens in flight: pending tokens that may be wrong."""
         self.skipped_for_mask: bool = False
-        """It sat the last step out, since it wasn't known what may come next in it."""
+        """True if the sequence sat the last step out to wait for its mask."""
 
 
 class Speculation:
@@ -25,10 +25,10 @@ class Speculation:
 
     def __init__(self) -> None:
         self.is_on: bool = False
-        """Some request has ever asked for draft tokens."""
+        """True once a request has asked for draft tokens."""
         self.lengths: DraftLengths = DraftLengths()
 
     def drafts_of(self, limit: int) -> SequenceDrafts:
-        """For a new sequence, of which a step may verify `limit` draft tokens."""
+        """State for a new sequence, of which a step may verify `limit` draft tokens."""
         self.is_on = True
         return SequenceDrafts(DraftRecord(limit, self.lengths.usual))

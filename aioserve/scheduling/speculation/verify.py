@@ -16,7 +16,7 @@ __all__ = ["Verify", "num_not_drafted"]
 
 
 class Verify(VerifyingPart):
-    """Part of every step while some request has asked for draft tokens: it learns from each."""
+    """Part of every step once a request has asked for draft tokens: it learns from each."""
 
     def ask(self, asked: AskedTokens) -> dict[str, Any]:
         sequence, start, count = asked.sequence, asked.start, asked.end - asked.start
@@ -45,8 +45,8 @@ class Verify(VerifyingPart):
 
 
 def _resolve(step: DoneStep, index: int, run: Run, item: WorkItem, num_taken: int) -> None:
-    """An item has brought `num_taken` tokens, which are known now: take back what was counted for
-    rejected draft tokens."""
+    """Settle an item that brought `num_taken` tokens: subtract what was counted for rejected draft
+    tokens."""
     sequence, num_asked = run.sequence, item.count - 1
     sequence.pending -= num_asked  # the one behind them is off already
     step.memory.retreat(run.lease, item.count - num_taken)
@@ -67,7 +67,7 @@ def _resolve(step: DoneStep, index: int, run: Run, item: WorkItem, num_taken: in
 
 
 def _take_dry_runs(step: DoneStep) -> None:
-    """It is known what draft tokens came to that no step verified."""
+    """Record the acceptance that draft tokens would have had, of runs that no step verified."""
     for index, found in step.outcome.dry_runs.items():
         run = step.rows[index][0]
         drafts = run.sequence.drafts
@@ -91,12 +91,12 @@ def _learn_costs(step: DoneStep) -> None:
 
 
 def _asks_drafter(plan: StepPlan) -> bool:
-    """True if something of a plan follows draft tokens or asks for some."""
+    """True if an item of a plan follows draft tokens or asks for some."""
     return any(item.kind is ItemKind.VERIFY and not item.brings_ids for item in plan.items)
 
 
 def num_not_drafted(plan: StepPlan, outcome: StepOutcome) -> int:
-    """Tokens of a plan for draft tokens that the drafter didn't make: they weren't computed."""
+    """Draft tokens of a plan that the drafter didn't make, and that weren't computed."""
     if not plan.num_verified:
         return 0
     asked = sum([item.count - 1 for item in plan.items if item.kind is ItemKind.VERIFY])
