@@ -1,7 +1,7 @@
-"""Finds what a lease may begin with: pages that the prefix tree has, or that were swapped out.
+"""Claims: what a lease may begin with, in pages of the prefix tree or in swapped-out ones.
 
-Locks what is found for the lease that begins with it, or for a pin; changes no lease that has
-begun.
+Finds are locked for the lease that begins with them, or for a pin. Leases that have begun never
+change here.
 """
 
 from __future__ import annotations
@@ -25,35 +25,38 @@ TokenIds = npt.NDArray[np.int32]
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
-    """Pages that a lease would find and need. Its match is locked, and what groups found beside it
-    is held, until it is begun with or dropped."""
+    """Pages that a lease would find and need. Its match is locked, and the group pages beside it
+    are held, until a lease begins with the claim or it is dropped."""
 
     match: Match
     num_found: int
     """Leading tokens whose KV the prefix tree has."""
     num_cached: int
-    """Leading tokens that need no computing: those found, or those swapped to another tier."""
+    """Leading tokens that need no computing: found in the tree, or swapped to another tier."""
     num_entries: int
-    """Entries of these in pages."""
+    """Entries of the cached tokens in pages."""
     num_new_pages: int
-    """Pages to acquire for all tokens known, of groups that give pages back as many as these need
-    at a time. For want of the last of these it waits; alone it gets them from what comes back."""
+    """New pages for all known tokens. Groups that give pages back count the most they need at a
+    time. A lease waits for this many. Alone, it starts with `num_first_pages` and gets the rest
+    from pages that come back."""
     swapped: SwappedPages | None
-    """Pages to go on from, if they bring the lease further than those found."""
+    """Swapped pages to go on from, if they bring the lease further than those found."""
     num_first_pages: int
-    """Pages to begin with: of groups that grow with chunks those for the first token to compute."""
+    """New pages to begin with. Groups that grow with chunks count those for the first token to
+    compute."""
     groups: tuple[GroupClaim, ...]
     """A part for each group of the memory."""
 
 
 class PagesNeeded(msgspec.Struct, frozen=True, gc=False):
-    """Pages that a lease would take if it began now, less the page that it would copy in part."""
+    """Pages that a lease would take if it began now, without the page that it would copy in
+    part."""
 
     num_first: int
-    """New pages to begin with, as a claim's."""
+    """New pages to begin with, as in `Claim.num_first_pages`."""
     num_new: int
     num_found: int
-    """Cached pages found that no other lease uses: they could be evicted no longer."""
+    """Cached pages found that no other lease uses. They could no longer be evicted."""
     page_ids: npt.NDArray[np.int32]
     """All pages of tier 0 that are found."""
 
@@ -64,9 +67,10 @@ class PagesNeeded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Claims:
-    """Claims of leases of one `KVMemory` on its `tree`; with `partial`, on parts of pages too.
+    """Claims of leases of one `KVMemory` on its `tree`. With `partial`, claims may include parts of
+    pages.
 
-    Without a tree, leases claim swapped pages alone.
+    Without a tree, leases claim only swapped pages.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class Claims:
         self._no_match = Match(NO_RECEIPT, (NO_PAGES,) * num_tiers, 0)
 
     def peek(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> int:
-        """Tokens that need no computing if the lease of `token_ids` begins now, up to `limit` as in
+        """Tokens that need no computing if the lease of `token_ids` begins now. `limit` is that of
         `claim`."""
         cacheable, swapped = token_ids[: limit if limit is not None else -1], lease.swapped
         if swapped is not None and self._goes_on_from(swapped, lease, cacheable, limit):
@@ -90,8 +94,7 @@ class Claims:
 
     def pin(self, namespace: bytes, token_ids: TokenIds) -> KVLease:
         """Keep what the tree has of `token_ids`, in whole pages, from being evicted until
-        `KVMemory.leave`. The lease has no pages of group 0; `published` says how many are kept.
-        """
+        `KVMemory.leave`. The lease has no pages of group 0; `published` says how many are kept."""
         lease = KVLease(namespace)
         if self._tree is not None:
             match = self._tree.match(namespace, token_ids, partial=False, use=False)
@@ -101,12 +104,15 @@ class Claims:
         return lease
 
     def claim(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> Claim:
-        """Find and lock what is cached of `token_ids`, but for the last: one token is always
-        computed. Begin with it, or drop it. At most `limit` tokens are taken from what is cached:
-        the caller needs more of the others than their keys and values."""
+        """Find and lock what is cached of `token_ids`, except for the last: one token is always
+        computed. Begin with the claim, or drop it.
+
+        At most `limit` tokens are taken from the cache; the caller needs more of the others than
+        their keys and values.
+        """
         cacheable = token_ids[: -1 if limit is None else limit]
         swapped, match, tree = lease.swapped, self._no_match, self._tree
-        # Where groups give pages back, a match may be shorter than the path that the tree has.
+        # If groups give pages back, a match may be shorter than the tree's path.
         if (
             swapped is not None
             and (swapped.lost_entries or not self._keeps_all)
@@ -123,8 +129,8 @@ class Claims:
     def without_tail(
         self, lease: KVLease, num_known: int, claim: Claim, limit: int | None = None
     ) -> Claim:
-        """The claim, made with the same `limit`, less the page that it would copy in part, which
-        others may evict again."""
+        """Release the page that a claim would copy in part, so that others may evict it. Return the
+        claim without it. `limit` must be that of the claim."""
         match = claim.match
         if match.tail_receipt == NO_RECEIPT:
             return claim
@@ -135,7 +141,8 @@ class Claims:
         return self._claim(num_known, without, self._further_than(without, lease, limit))
 
     def _further_than(self, match: Match, lease: KVLease, limit: int | None) -> SwappedPages | None:
-        """Swapped pages of a lease that bring it further than a match of all that the tree has."""
+        """Swapped pages of a lease that bring it further than the match, which holds all that the
+        tree has."""
         swapped = lease.swapped
         if swapped is None or swapped.lost_entries or not self._keeps_all:
             return None
@@ -148,9 +155,9 @@ class Claims:
     def _goes_on_from(
         self, swapped: SwappedPages, lease: KVLease, cacheable: TokenIds, limit: int | None
     ) -> bool:
-        """True if swapped pages bring a lease further than the tree does, or lost entries, which
-        the tree still has. The tree must have all pages of group 0 before the first of them, and
-        needs no others for that."""
+        """True if swapped pages bring a lease further than the tree does, or lost entries that the
+        tree still has. The tree must have all pages of group 0 before the run, and needs no others
+        for that."""
         if limit is not None and swapped.computed > limit:
             return False
         if self._tree is None:

@@ -1,4 +1,4 @@
-"""Eviction strategies written in Python: what they see, and what keeps the tree safe from them."""
+"""Eviction strategies written in Python: what they see, and what protects the tree from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PageUse(msgspec.Struct, frozen=True, gc=False):
     """Use of a run of cached pages, in ticks of a clock that counts uses of the cache."""
 
     created_tick: int
-    """Tick when the run began: what one sequence adds without a break is of one age."""
+    """Tick when the run began. What one sequence adds without a break has one age."""
     last_used_tick: int
     hits: int
     """Requests that found the pages in the cache."""
@@ -28,7 +28,7 @@ class PageUse(msgspec.Struct, frozen=True, gc=False):
 
 @runtime_checkable
 class EvictionStrategy(Protocol):
-    """Says which cached pages are given up first.
+    """Decides which cached pages are given up first.
 
     class LeastHits:
         def key(self, use):
@@ -36,7 +36,8 @@ class EvictionStrategy(Protocol):
     """
 
     def key(self, use: PageUse) -> float:
-        """A number, and not NaN: the smallest goes first, the least recently used of equal ones.
+        """Return a number that isn't NaN: the smallest goes first, and among equal ones the least
+        recently used.
 
         It must depend on `use` alone. It is asked when a run of pages becomes evictable, on the
         event loop, and must be quick.
@@ -45,9 +46,10 @@ class EvictionStrategy(Protocol):
 
 
 def key_of(strategy: EvictionStrategy, use: PageUse) -> float:
-    """The key as a float; raises `NotAnAnswer` if it is no number or NaN, and what `key` raises."""
+    """Return the key as a float. Raises `NotAnAnswer` unless it is a number other than NaN, and
+    anything that `key` raises."""
     answer = strategy.key(use)
-    # A string of digits would do for float().
+    # float() alone would accept a string of digits.
     if isinstance(answer, Real) and not math.isnan(number := float(answer)):
         return number
     raise NotAnAnswer(answer, "not a number")
@@ -63,7 +65,7 @@ class StrategyCalls(PluginCalls):
         super().__init__(f"eviction strategy {name}", after, logger)
 
     def __call__(self, created_tick: int, last_used_tick: int, hits: int) -> float | None:
-        """The key; None if there is none."""
+        """Return the key; None after a fault."""
         try:
             return self.call(
                 "key", key_of, self.strategy, PageUse(created_tick, last_used_tick, hits)
@@ -76,4 +78,4 @@ class StrategyCalls(PluginCalls):
 
 
 Eviction = str | EvictionStrategy | StrategyCalls
-"""A name in `EVICTION_STRATEGIES`, or a strategy written in Python."""
+"""Name in `EVICTION_STRATEGIES`, or a strategy written in Python."""

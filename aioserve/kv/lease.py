@@ -1,16 +1,17 @@
-"""Leases: pages of KV memory that one sequence holds, and how they came to it.
+"""Leases: the pages of KV memory that one sequence holds, and where they came from.
 
     index     0 ........... published ........ entries .... room
     pages     [ in the tree ][ its own alone            ][ empty ]
     KV        [ borrowed ... ][ computed by itself ......]
 
-A token has a position in its text; its keys and values, an entry, have an index in the pages. Pages
+A token has a position in its text. Its keys and values, an entry, have an index in the pages. Pages
 are counted by index, tokens by position. The two are equal until entries are dropped.
 
-A lease has a page table for each group of the memory (`aioserve.kv.groups`). That of group 0 has a
-page for each position; others may begin later and end sooner, as far as the lease is `covered`.
+A lease has a page table for each group of the memory (`aioserve.kv.groups`). The table of group 0
+has a page for each position. Others may begin later and end sooner, as far as the lease is
+`covered`.
 
-A lease is a record. `KVMemory` alone changes it; its holders may read it.
+A lease is a record. Only `KVMemory` changes it; its holders may read it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class SwappedRun(msgspec.Struct, frozen=True, gc=False):
     """Pages of one group that were copied to another tier, up to the last entry."""
 
     first: int
-    """Position of the first of them."""
+    """Position of the first page."""
     page_ids: npt.NDArray[np.int32]
 
 
@@ -41,9 +42,10 @@ class SwappedPages(msgspec.Struct, frozen=True, gc=False):
 
     tier: int
     groups: tuple[SwappedRun, ...]
-    """A run for each group of the memory. The tree has the pages of group 0 before its first."""
+    """One run per group of the memory. The tree has the pages of group 0 before the first of its
+    run."""
     computed: int
-    """Tokens computed when they were copied, those of the pages before the first included."""
+    """Tokens computed when the pages were copied, including those of the pages before the run."""
     entries: int
     """Entries in all these pages: one for each of these tokens, less those that were dropped."""
     step: int
@@ -51,15 +53,15 @@ class SwappedPages(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def lost_entries(self) -> bool:
-        """True if entries were dropped: the sequence goes on from these pages alone, behind those
-        before the first of them."""
+        """True if entries were dropped. The sequence can then only go on from these pages, and from
+        those before the run."""
         return self.entries != self.computed
 
 
 class KVLease:
     """Pages of one sequence in order, how far they are written, and what others share of them.
 
-    Empty until `KVMemory.begin`, and over with `KVMemory.leave`: a sequence that begins again needs
+    Empty until `KVMemory.begin`, and over with `KVMemory.leave`. A sequence that begins again needs
     a `successor`.
     """
 
@@ -83,64 +85,66 @@ class KVLease:
 
     def __init__(self, namespace: bytes = b"") -> None:
         self.namespace: bytes = namespace
-        """Pages are shared with leases of the same namespace alone."""
+        """Namespace of the sequence. Pages are shared only with leases of the same namespace."""
         self.tables: tuple[PageTable, ...] = ()
-        """Its pages of each group, in the order of the memory's groups; none before it begins."""
+        """Page table of each group, in the order of the memory's groups. Empty before it begins."""
         self.page_table: PageTable = NO_TABLE
-        """The first of them; an empty one before it begins."""
+        """Page table of group 0; an empty one before it begins."""
         self.covered: int = 0
         """Leading page positions that have their pages of all groups."""
         self.carried: int = 0
-        """Leading pages that plans have told the runner of."""
+        """Leading pages that plans have told the runner about."""
         self.computed: int = 0
-        """Tokens that are computed once every launched step is done: the position of the next."""
+        """Tokens that are computed once every launched step is done, which is the position of the
+        next one."""
         self.entries: int = 0
-        """Entries that the pages hold then: the index of the next. There are `computed`, less those
-        that were dropped."""
+        """Entries that the pages hold then, which is the index of the next one. Equals `computed`,
+        less the entries that were dropped."""
         self.last_step: int = NO_STEP
-        """Number of the last step that touches the pages: given back, they are fenced until it is
+        """Number of the last step that touches the pages. Given back, they are fenced until it is
         done."""
         self.cached: int = 0
-        """Leading tokens whose KV was there when the sequence began: in the prefix tree, in another
-        tier, or that of the lease it was forked from."""
+        """Leading tokens whose KV existed when the sequence began: in the prefix tree, in another
+        tier, or in the lease it was forked from."""
         self.borrowed: int = 0
-        """Leading tokens among which is KV that others computed."""
+        """Number of leading tokens up to the last one with KV that others computed."""
         self.inherited_step: int = NO_STEP
-        """Number of the last step that should have written some of these, where the prefix tree
-        doesn't know it."""
+        """Number of the last step that should have written some of the borrowed KV, if the prefix
+        tree doesn't know it."""
         self.published: int = 0
         """Leading pages that the receipt covers: they are in the prefix tree."""
         self.receipt: int = NO_RECEIPT
-        """The lock on the sequence's path in the prefix tree."""
+        """Lock on the sequence's path in the prefix tree."""
         self.shares_partial_page: bool = False
-        """The page that holds the last token in part may be another lease's too: it is copied
-        before it is written."""
+        """True if the page that holds the last token in part may belong to another lease, too. It
+        is then copied before it is written."""
         self.swapped: SwappedPages | None = None
         """Pages in another tier that an earlier lease of the sequence left behind."""
 
     def take(self, tables: tuple[PageTable, ...]) -> None:
-        """Make these its tables, with the references that they name."""
+        """Take these page tables, with their references to pages."""
         self.tables, self.page_table = tables, tables[0]
 
     def successor(self) -> KVLease:
-        """An empty lease for the same sequence, after this one is over."""
+        """Make an empty lease for the same sequence, after this one is over."""
         lease = KVLease(self.namespace)
         lease.last_step, lease.swapped = self.last_step, self.swapped
         return lease
 
     @property
     def num_pages(self) -> int:
-        """Pages of group 0."""
+        """Number of pages of group 0."""
         return len(self.page_table.page_ids)
 
     @property
     def num_held(self) -> int:
-        """Pages of all groups to which it has references."""
+        """References to pages, of all groups."""
         return sum([len(table.held) for table in self.tables])
 
     @property
     def num_locked(self) -> int:
-        """Pages that a pin keeps: those of the prefix tree, and what it holds of other groups."""
+        """Pages that a pin keeps: those of the prefix tree, and the pages of other groups that it
+        holds."""
         return self.published + self.num_held
 
     @property

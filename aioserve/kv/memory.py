@@ -5,9 +5,10 @@ Binds groups of layers, tiers of pages and the prefix tree together, one lease a
     claim ──► begin ──► reserve, advance, publish, fork, truncate ──► leave
       └─────► drop                                                      └──► swapped, or
                                                                              computed again
-Knows token ids, in the order of a sequence, and namespaces; knows no request. What has to be copied
-collects in `copies` for the next plan. A page may be written only by a lease that is its one
-holder: pages that the tree holds are complete, and a page that two leases share is copied first.
+
+Knows token ids, in the order of a sequence, and namespaces; knows no request. Copies to make
+collect in `copies` for the next plan. Only a lease that is the one holder of a page may write it.
+Pages in the tree are complete, and a page that two leases share is copied before it is written.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ PageIds = npt.NDArray[np.int32]
 class KVMemory:
     """All pages, and which lease has them. Not thread-safe; owned by one scheduler.
 
-    Token ids are int32 arrays of all that is known of a sequence, from position 0.
+    Token ids are int32 arrays of all known tokens of a sequence, from position 0.
 
     Steps compute in pages of the first of `tiers`. Leaves evicted from the prefix tree go to the
-    next tier first and come back on a hit, and so do, under `preemption="swap"`, the pages of
-    preempted sequences that the tree doesn't hold.
+    next tier first and come back on a hit. Under `preemption="swap"`, so do the pages of preempted
+    sequences that the tree doesn't hold.
 
-    `groups` say what a lease needs at each position; pools have group pages for those behind the
-    first. Raises `ValueError` for options that don't go together.
+    `groups` say what a lease needs at each position. Pools have group pages for all groups after
+    the first. Raises `ValueError` for options that don't go together.
     """
 
     def __init__(
@@ -85,18 +86,18 @@ class KVMemory:
                     f"got {tier.pool.page_size} in tier {tier.name}"
                 )
         self.copies_evicted: bool = len(tiers) > 1
-        """Pages that are evicted are copied to another tier."""
+        """True if evicted pages are copied to another tier."""
         self.groups: tuple[Group, ...] = groups_of(groups, tiers)
         self.keeps_all: bool = all(group.keeps_all for group in self.groups)
-        """Pages stay until their lease leaves: there is nothing to `trim`."""
+        """True if pages stay until their lease leaves, so that there is nothing to `trim`."""
         self.grows_with_chunks: bool = any(group.grows_with_chunks for group in self.groups)
-        """A prompt that has begun lacks pages for tokens that no chunk has computed."""
+        """True if a prompt in progress lacks pages for tokens that no chunk has computed."""
         self._trims = [(at, g.trim) for at, g in enumerate(self.groups) if not g.keeps_all]
         self._beside = tuple(enumerate(self.groups))[1:]
         self._num_short = tuple([(at, group.num_short) for at, group in enumerate(self.groups)])
         self._width = sum([group.width for group in self.groups])
         self.capacity_tokens: int = self.tokens_in(self.pool.num_pages)
-        """Tokens that one sequence may have which has all pages of the first tier."""
+        """Tokens that one sequence may have if it gets all pages of the first tier."""
         self.tree: PrefixTree | None = None
         if prefix_caching:
             pools = [tier.pool for tier in tiers]
@@ -104,10 +105,10 @@ class KVMemory:
             self.tree = PrefixTree(*pools, strategy=eviction, needed_tokens=needed)
         partial = partial_page_reuse and self.page_size > 1
         self.claims: Claims = Claims(self.tree, self.groups, len(tiers), partial=partial)
-        """What a lease may begin with."""
+        """Finds what a lease may begin with."""
         self._copies = Copies(self.tiers)
         self.copies: list[PageCopy] = self._copies.waiting
-        """Copies for the next plan to carry, in order, and to clear."""
+        """Copies for the next plan, in order. The plan carries and clears them."""
         self._swapping = Swapping(self.tiers, self.groups, self.tree, self._copies, preemption)
 
     @classmethod
@@ -119,7 +120,8 @@ class KVMemory:
         groups: Sequence[GroupSpec] = ONE_GROUP,
         **options: Any,
     ) -> KVMemory:
-        """One with pools of its own: `num_pages` of each tier, nearest first, 0 for none."""
+        """Make a memory with pools of its own: `num_pages` of each tier, nearest first, 0 for
+        none."""
         num_group_pages = sum([group.width for group in groups[1:]])
         return cls(tiers_of(num_pages, page_size, num_group_pages), groups=groups, **options)
 
@@ -129,7 +131,7 @@ class KVMemory:
 
     @property
     def num_cached(self) -> int:
-        """Pages of all groups that the prefix tree alone holds: they can be evicted."""
+        """Pages of all groups that only the prefix tree holds, so that they can be evicted."""
         return 0 if self.tree is None else self.tree.num_evictable
 
     def tokens_in(self, num_pages: int) -> int:
@@ -137,8 +139,8 @@ class KVMemory:
         return capacity_tokens(self._most_positions(num_pages, num_pages), self.page_size)
 
     def _most_positions(self, most: int, num_pages: int, lease: KVLease | None = None) -> int:
-        """The most positions, up to `most`, for which `num_pages` pages are enough: of a sequence
-        without any, or beyond those of `lease`."""
+        """The most positions, up to `most`, for which `num_pages` pages are enough. Counts a new
+        sequence, or pages beyond those of `lease`."""
 
         def needed(num_positions: int) -> int:
             if lease is None:
@@ -154,17 +156,17 @@ class KVMemory:
         return self.pool.num_free + self.num_cached
 
     def complete(self, step: int) -> None:
-        """Take note that step `step`, and every one before it, is done."""
+        """Record that step `step` and every one before it are done."""
         for tier in self.tiers:
             tier.pool.complete(step)
 
     # -- a lease begins
 
     def begin(self, lease: KVLease, claim: Claim, step: int) -> bool:
-        """Give an empty lease what it claimed and the pages of all its known tokens, in `step`; of
-        groups that grow with chunks those for one token behind what was claimed.
+        """Give an empty lease what it claimed, and new pages for all its known tokens, in `step`.
+        Groups that grow with chunks get pages for one token behind the claimed ones.
 
-        False, and the claim is dropped, when pages that must be evicted for it are fenced.
+        Return False, and drop the claim, if pages that must be evicted for it are fenced.
         """
         match, num_found = claim.match, claim.match.num_pages
         fresh = self._acquire(claim.num_first_pages, step)
@@ -224,7 +226,7 @@ class KVMemory:
     # -- a lease grows and shrinks
 
     def short_of_pages(self, leases: Iterable[KVLease]) -> list[KVLease]:
-        """Leases that lack a page, or one that they may write, for one more token."""
+        """Leases that lack a page for one more token, or may not write the one that they have."""
         size = self.page_size
         return [
             lease
@@ -237,8 +239,8 @@ class KVMemory:
         ]
 
     def num_pages_to_reserve(self, leases: Iterable[KVLease], num_tokens: int = 1) -> int:
-        """Pages that `num_tokens` more tokens of each of `leases` need together: of the leases that
-        share a page, the last one writes to it without a copy."""
+        """Pages that `num_tokens` more tokens of each of `leases` need together. Of several leases
+        that share a page, the last one writes to it without a copy."""
         needed = 0
         sharing: dict[int, int] = {}
         for lease in leases:
@@ -252,8 +254,8 @@ class KVMemory:
         return needed + sum(copies) * self._width
 
     def reserve(self, lease: KVLease, num_tokens: int, step: int) -> bool:
-        """Give a lease the pages that `num_tokens` more tokens need, and a page of its own for one
-        that it shares and would write; False, and nothing has changed, when too few are free."""
+        """Give a lease pages for `num_tokens` more tokens, and its own copy of a shared page that
+        it would write. Return False, with nothing changed, if too few pages are free."""
         copies = self._must_copy(lease) * self._width
         whole = pages_for_each(lease.entries + num_tokens, self.page_size)
         short = [num_short(lease.tables[at], whole) for at, num_short in self._num_short]
@@ -273,8 +275,8 @@ class KVMemory:
         return True
 
     def reserve_some(self, lease: KVLease, num_tokens: int, step: int) -> int:
-        """Give a lease the pages that as many of `num_tokens` more tokens need as there are pages
-        for; return how many."""
+        """Give a lease pages for up to `num_tokens` more tokens, as far as there are any. Return
+        the number of tokens."""
         if self.reserve(lease, num_tokens, step):
             return num_tokens
         left = max(0, self.pool.num_free - self._must_copy(lease) * self._width)
@@ -311,8 +313,8 @@ class KVMemory:
             self._copies.evicted(self.tree.evict(short, step))
 
     def forget_cached(self) -> int:
-        """Drop every cached page that no request uses, in every tier; return how many there were of
-        all. Steps in flight go on with those that they read."""
+        """Drop every cached page that no request uses, in every tier. Return their number. Steps in
+        flight keep the pages that they read."""
         if self.tree is None:
             return 0
         later = [tier.pool for tier in self.tiers[1:]]
@@ -321,21 +323,22 @@ class KVMemory:
         return held - self.num_cached - sum([pool.num_held for pool in later])
 
     def advance(self, lease: KVLease, num_tokens: int, step: int) -> None:
-        """Take note that `step` computes `num_tokens` more tokens into pages that the lease has."""
+        """Record that `step` computes `num_tokens` more tokens into pages that the lease has."""
         lease.computed += num_tokens
         lease.entries += num_tokens
         lease.last_step = step
 
     def retract(self, lease: KVLease, launched: int) -> None:
-        """Take note that no step after `launched` will touch the pages of the lease."""
+        """Record that no step after `launched` will touch the pages of the lease."""
         lease.last_step = min(lease.last_step, launched)
 
     def truncate(self, lease: KVLease, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens of a lease alone: what is behind them was computed in
-        vain. Pages that hold none of them come back.
+        """Keep only the first `num_tokens` tokens of a lease; the rest was computed in vain. Pages
+        without kept tokens come back.
 
-        Published tokens can't go: others may read them. Nor can those whose successors need pages
-        that have gone. Raises `InvariantError` for a number below these, or above those computed.
+        Published tokens must stay, since others may read them. So must tokens whose successors need
+        pages that are gone. Raises `InvariantError` for fewer tokens than these, or more than
+        computed.
         """
         dropped = lease.computed - lease.entries
         least = dropped + capacity_tokens(lease.published, self.page_size)
@@ -353,24 +356,24 @@ class KVMemory:
         lease.computed = num_tokens
         lease.cached = min(lease.cached, num_tokens)
         lease.borrowed = min(lease.borrowed, num_tokens)
-        # Whole pages are never written again; of the others one may have become the partial one.
+        # Whole pages are never written again, but a shared one may have become partial.
         lease.shares_partial_page = tokens_in_part(lease.entries, self.page_size) > 0
-        # The pool hands out first what came back last: each group gets its own pages again.
+        # The pool hands out first what came back last, so each group gets its own pages again.
         for group, table in reversed([*zip(self.groups, lease.tables, strict=True)]):
             group.truncate(lease, table, kept)
 
     def trim(self, lease: KVLease, least: int) -> None:
-        """Give back pages that no token from position `least` on needs. No other token will be
-        computed, and `keeps_all` says that no group has such pages."""
+        """Give back pages that no token from position `least` on needs. No earlier token will be
+        computed. With `keeps_all`, no group has any such pages."""
         index = least - (lease.computed - lease.entries)
         for at, trim in self._trims:
             trim(lease, lease.tables[at], index)
 
     def retreat(self, lease: KVLease, num_tokens: int) -> None:
-        """Take note that of the last tokens of a lease `num_tokens` were computed in vain, as
-        guesses are that were wrong. The pages stay: what comes next is written over them.
+        """Record that the last `num_tokens` tokens of a lease were computed in vain, as rejected
+        draft tokens are. The pages stay, and the next tokens overwrite them.
 
-        Raises `InvariantError` for more than there are behind those published.
+        Raises `InvariantError` if that many tokens aren't computed and unpublished.
         """
         least = capacity_tokens(lease.published, self.page_size)
         if not 0 <= num_tokens <= lease.entries - least:
@@ -384,9 +387,9 @@ class KVMemory:
     def publish(self, lease: KVLease, token_ids: TokenIds, *, leaving: bool = False) -> None:
         """Let others find the pages that are full of known tokens, computed or being computed.
 
-        Called when the step that computes them has their numbers. Where the tree has a run already,
-        later steps of the sequence read the tree's pages, and its own come back. Nothing is
-        published of a lease that lost entries: its pages are no longer those of its first tokens.
+        Called when the step that computes them has its number. If the tree has a run already, later
+        steps of the sequence read the tree's pages, and its own come back. A lease that lost
+        entries publishes nothing, because its pages no longer hold its first tokens.
         """
         size, first = self.page_size, lease.published
         full = full_pages(min(lease.computed, len(token_ids)), size)
@@ -438,24 +441,24 @@ class KVMemory:
         """Take back the pages of a lease, fenced by its last step."""
         if lease.receipt != NO_RECEIPT:
             self._tree.release(lease.receipt)
-        # No sooner, so that no leaf is younger than what it needs of other groups.
+        # Not before, so that no leaf is younger than what it needs of other groups.
         for at, table in enumerate(lease.tables):
             self.groups[at].leave(lease, table)
 
     def swap_out(
         self, lease: KVLease, num_known: int, step: int, how: Preemption | None = None
     ) -> None:
-        """Copy to the next tier what the tree doesn't hold of a lease that is about to leave.
+        """Copy what the tree doesn't hold of a lease that is about to leave to the next tier.
 
-        Nothing happens where recomputing is the way, or where the tier has no room. `how` is in
-        place of `preemption`.
+        Does nothing if the sequence is to be recomputed, or the tier has no room. `how` replaces
+        `preemption`.
         """
         swapped = self._swapping.swap_out(lease, num_known, step, how)
         if swapped is not None:
             lease.swapped = swapped
 
     def forget_swapped(self, lease: KVLease, last_step: int = NO_STEP) -> None:
-        """Give up a lease's swapped pages; step `last_step` may still read them."""
+        """Give up a lease's swapped pages. Step `last_step` may still read them."""
         swapped, lease.swapped = lease.swapped, None
         if swapped is not None:
             self._swapping.give_up(swapped, last_step)
@@ -463,19 +466,19 @@ class KVMemory:
     # -- steps fail
 
     def withdraw(self, step: int) -> dict[int, int]:
-        """Forget every page that `step`, which failed, should have written; return the receipts
+        """Forget every page that `step`, which failed, should have written. Return the receipts
         that lost pages, with the number of pages that they still cover."""
         return {} if self.tree is None else dict(self.tree.withdraw(step))
 
     def forget(self, namespace: bytes, token_ids: TokenIds, num_pages: int) -> dict[int, int]:
-        """Forget all that begins like `token_ids`, from page `num_pages` on; return receipts as
+        """Forget all runs that begin like `token_ids`, from page `num_pages` on. Return receipts as
         `withdraw` does."""
         return {} if self.tree is None else dict(self.tree.forget(namespace, token_ids, num_pages))
 
     def shorten(self, lease: KVLease, cut: Mapping[int, int]) -> bool:
-        """Take note if the path of a lease is among those `cut`, as `withdraw` and `forget` tell;
-        return whether the lease had taken over KV that is gone: what was computed over that is
-        worth nothing."""
+        """Adjust a lease if `cut`, a result of `withdraw` or `forget`, has its receipt. Return True
+        if the lease had taken over KV that is gone, so that what it computed over it is
+        worthless."""
         left = cut.get(lease.receipt)
         if left is None:
             return False
@@ -483,7 +486,7 @@ class KVMemory:
         return lease.borrowed > capacity_tokens(left, self.page_size)
 
     def sanity_check(self) -> None:
-        """Raise `InvariantError` unless the pools and the tree agree, each with itself."""
+        """Raise `InvariantError` unless each pool and the tree are consistent."""
         for tier in self.tiers:
             tier.pool.sanity_check()
         if self.tree is not None:

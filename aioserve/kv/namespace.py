@@ -1,8 +1,8 @@
-"""Keys of cached KV: what must be equal for one request to be given what another computed.
+"""Keys of cached KV: they decide whether a request may use what another computed.
 
-Within an engine the prefix tree has a namespace for all prompts that may share KV; between engines
-a key says all that the numbers of KV depend on. Both are made of parts with a tag and a length, so
-no value of one part can pass for another part.
+Within an engine the prefix tree has a namespace for all prompts that may share KV. Between engines
+a key includes everything that the numbers of KV depend on. Both consist of parts with a tag and a
+length, so the value of one part can't pass for another part.
 """
 
 from __future__ import annotations
@@ -19,43 +19,45 @@ __all__ = ["KVContent", "alone_key", "cache_key", "namespace_key"]
 
 
 class KVContent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the numbers of KV depend on, beside the tokens and the namespace: the same in two
-    processes exactly if one may read what the other wrote."""
+    """Everything that the numbers of KV depend on, beside the tokens and the namespace. Two
+    processes have equal contents exactly if one may read what the other wrote."""
 
     weights: bytes
-    """`aioserve.models.identity.weights_digest`: numbers and formats of the weights."""
+    """Result of `aioserve.models.identity.weights_digest`: numbers and formats of the weights."""
     computation: bytes
-    """`aioserve.models.identity.computation_digest`: architecture, rotary embedding."""
+    """Result of `aioserve.models.identity.computation_digest`: architecture, rotary embedding."""
     dtype: str
     """Dtype of activations."""
     activation_quantization: str
-    """In which numbers activations meet weights of integers: "int8", or "none" where in floats."""
+    """Numbers in which activations meet integer weights: "int8", or "none" for floats."""
     kv_format: KVFormat
-    """Format of the KV pages. Keys have its name."""
+    """Format of the KV pages. Keys contain its name."""
     page_size: int
     """Tokens in a page."""
     kernels: str
-    """What computes it, where that decides the last bits: "native avx512_bf16", "cuda sm_90"."""
+    """Kernels that compute it, as far as they decide the last bits: "native avx512_bf16", "cuda
+    sm_90"."""
 
 
 def namespace_key(*, adapter: str | None = None, salt: str | None = None) -> bytes:
-    """The key for prompts of one `adapter` and one `salt`.
+    """Return the key for prompts of one `adapter` and one `salt`.
 
     `None` leaves a part out, which differs from the empty string. Without any part the key is
     `b""`. Keys are netstrings with a tag in front: `b"adapter3:abc,salt1:x,"`. Raises `TypeError`
-    for a part that is no string.
+    for a part that isn't a string.
     """
     return _text(b"adapter", adapter) + _text(b"salt", salt)
 
 
 def alone_key(namespace: bytes, number: int) -> bytes:
-    """A namespace of one sequence's own, within that of its request; `number` is the sequence's."""
+    """Return a namespace for one sequence only, within that of its request. `number` is the
+    sequence's."""
     return namespace + _part(b"alone", b"%d" % number)
 
 
 def cache_key(content: KVContent, namespace: bytes, token_ids: npt.NDArray[np.int32]) -> bytes:
-    """The key, 32 bytes, of the KV of these tokens, int32 [T], from the first position on, in the
-    namespace of `namespace_key`. The same in every process."""
+    """Return the key, 32 bytes, of the KV of these tokens, int32 [T], from the first position on.
+    `namespace` comes from `namespace_key`. The key is the same in every process."""
     parts = [_part(b"aioserve kv", b"1")]
     for name in content.__struct_fields__:
         value = getattr(content, name)

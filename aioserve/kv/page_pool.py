@@ -1,7 +1,7 @@
-"""The page pool: every page of the KV cache is free, fenced or held, and only this decides which.
+"""Page pool: decides for every page of the KV cache if it is free, fenced or held.
 
-Knows page numbers, reference counts and step numbers; the counting itself is native. Knows neither
-tokens nor tensors. Not thread-safe: one scheduler owns a pool.
+Knows page numbers, reference counts and step numbers; the counting itself is native. Must not know
+tokens or tensors. Not thread-safe: one scheduler owns a pool.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aioserve import _native
 __all__ = ["NO_STEP", "OutOfPagesError", "PagePool", "PageState"]
 
 NO_STEP = -1
-"""The `last_step` of pages that no launched step has named."""
+"""Value of `last_step` for pages that no launched step has named."""
 
 
 class PageState(IntEnum):
@@ -30,7 +30,7 @@ class PageState(IntEnum):
 
 
 class OutOfPagesError(Exception):
-    """More pages were asked for than are free. A question of timing, not a bug."""
+    """More pages were asked for than are free. This is a matter of timing, not a bug."""
 
     def __init__(self, requested: int, free: int, fenced: int) -> None:
         super().__init__(f"{requested} pages requested, {free} free ({fenced} more are fenced)")
@@ -49,15 +49,15 @@ class PagePool:
           ^                         \\-----------------------> fenced   if not
           +--------------------------------------------------- complete
 
-    Steps are numbered upwards from 0. A release names the last launched step that may still
-    touch the page, and the page is not handed out before that step is done. The page freed last is
-    reused first, which keeps the memory in use small and warm.
+    Steps are numbered upwards from 0. A release names the last launched step that may still touch
+    the page, and the page is not handed out before that step is done. The page freed last is reused
+    first, which keeps the memory in use small and warm.
 
     A page of group 0 may have `num_group_pages` group pages: those that the other groups have at
-    its position. It has a reference of its own to each, until they are detached from it or its own
-    last reference goes. While nobody else refers to any of them they are idle.
+    its position. It holds a reference to each, until they are detached or its own last reference
+    goes. While they have no other references they are idle.
 
-    An operation that raises has changed nothing. `InvariantError` means that the caller or the
+    An operation that raises has changed nothing. An `InvariantError` means that the caller or the
     pool has a bug: a page released or retained that isn't held, or a page of another pool.
     """
 
@@ -90,7 +90,7 @@ class PagePool:
 
     @property
     def num_idle(self) -> int:
-        """Pages whose group pages nobody else refers to."""
+        """Pages whose group pages have no other references."""
         return self._native.num_idle
 
     @property
@@ -117,22 +117,23 @@ class PagePool:
         self._native.retain(pages)
 
     def release(self, pages: npt.NDArray[np.int32], last_step: int) -> None:
-        """Drop one reference from each of `pages`, int32 `[n]`: the one way to give pages back.
+        """Drop one reference from each of `pages`, int32 `[n]`. This is the only way to give pages
+        back.
 
-        `last_step` is the last launched step that names these pages for this holder, `NO_STEP` if
-        none does. A page without references left is free once the latest step named by any of its
-        holders is done, and fenced until then.
+        `last_step` is the last launched step that names these pages for this holder, or `NO_STEP`.
+        A page without references becomes free once the latest step named by any of its holders is
+        done, and is fenced until then.
         """
         self._native.release(pages, last_step)
 
     def unretain(self, pages: npt.NDArray[np.int32]) -> None:
-        """Take back a `retain` of `pages`, int32 `[n]`, that led to nothing: group pages that are
-        idle again count as idle since they were."""
+        """Undo a `retain` of `pages`, int32 `[n]`, that led to nothing. Group pages that are idle
+        again count as idle since before it."""
         self._native.unretain(pages)
 
     def attach(self, owner: int, pages: npt.NDArray[np.int32]) -> None:
-        """Make `pages`, int32 `[num_group_pages]`, the group pages of `owner`, which has none:
-        it adds a reference to each. Pages with an owner or group pages can't be any."""
+        """Make `pages`, int32 `[num_group_pages]`, the group pages of `owner`, which has none. Adds
+        a reference to each. They must have no owner and no group pages."""
         self._native.attach(owner, pages)
 
     def detach(self, owner: int, last_step: int) -> None:
@@ -148,7 +149,7 @@ class PagePool:
 
     def idle_owners(self) -> list[tuple[int, int]]:
         """Pages whose group pages are idle, in the order in which they became so, each with the
-        time of that: for tests and dumps."""
+        time of that. For tests and dumps."""
         return self._native.idle_owners()
 
     def set_clock(self, now: int) -> None:
@@ -156,7 +157,8 @@ class PagePool:
         self._native.set_clock(now)
 
     def complete(self, step: int) -> None:
-        """Step `step`, and every step before it, is done: pages fenced for them become free.
+        """Record that step `step` and every one before it are done. Pages fenced for them become
+        free.
 
         Raises `InvariantError` if a later step was done already.
         """
@@ -173,8 +175,8 @@ class PagePool:
         return counts
 
     def num_unshared(self, pages: npt.NDArray[np.int32]) -> int:
-        """Number of `pages`, int32 `[n]`, with exactly one reference, that of the page whose
-        group pages they are left out."""
+        """Number of `pages`, int32 `[n]`, with exactly one reference, not counting that of the page
+        they are group pages of."""
         return self._native.num_unshared(pages)
 
     def state(self, page: int) -> PageState:
@@ -182,12 +184,16 @@ class PagePool:
         return PageState(self._native.state(page))
 
     def sanity_check(self) -> None:
-        """Recount everything; raise `InvariantError` naming every term that is off.
+        """Recount everything; raise `InvariantError` naming every term that is off. The pool is
+        consistent if:
 
-        Holds exactly when pages = free + fenced + held, no page is listed twice, exactly the held
-        pages have references, no fence waits for a step that is done, and group pages have one
-        owner, which is held, and are listed as idle while that is their one holder. Costs time in
-        proportion to the number of pages: for tests and for an idle engine.
+        - pages = free + fenced + held, and no page is listed twice,
+        - exactly the held pages have references,
+        - no fence waits for a step that is done, and
+        - group pages have one owner, which is held, and are listed as idle while it is their only
+          holder.
+
+        Costs time in proportion to the number of pages: for tests and for an idle engine.
         """
         self._native.sanity_check()
 

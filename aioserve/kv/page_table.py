@@ -1,11 +1,11 @@
-"""The pages that one sequence has of one group, in order of position.
+"""Page table: the pages that one sequence has of one group, in order of position.
 
     position of a page       0    1    2    3    4
     group 0, width 1         7    3    9    4    6     everything behind needs them
     a group of width 2       .    .    2    8          held from `first` = 2 on; before that the
                              .    .   11    5          table names nothing
 
-Knows page numbers; owns no page (`PagePool` counts references) and knows no token.
+Knows page numbers. Owns no page (`PagePool` counts references) and knows no token.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _FIRST_CAPACITY = 16
 class PageTable:
     """Table of page ids, int32: `width` for each position, one position after the other.
 
-    A runner may read a view of it while the scheduler changes it: an append writes past the end of
-    every view handed out so far, or into a new buffer, never into an entry that a view shows. Where
-    an entry has to change, or to go, there is a new buffer.
+    A runner may read a view of it while the scheduler changes it. An append writes past the end of
+    every view handed out so far, or into a new buffer. To change or remove an entry that a view may
+    show, the table takes a new buffer.
     """
 
     __slots__ = ("_buffer", "_shown", "first", "page_ids", "width")
 
     def __init__(self, width: int = 1, first: int = 0, *parts: PageIds) -> None:
-        """A table of `parts`, each int32 `[n * width]`, one after the other from position `first`
-        on."""
+        """Make a table of `parts`, each int32 `[n * width]`, one after the other from position
+        `first` on."""
         self.width: int = width
         self.first: int = first
         """Position of the first pages that are held."""
@@ -50,11 +50,11 @@ class PageTable:
             self._buffer[start : start + len(part)] = part
             start += len(part)
         self.page_ids: PageIds = self._shown[:end]
-        """The pages so far, a read-only view: int32 `[len(self) * width]`. What it shows never
-        changes."""
+        """Pages so far: a read-only view, int32 `[len(self) * width]`, whose contents never
+        change."""
 
     def __len__(self) -> int:
-        """Number of positions, those included whose pages have gone."""
+        """Number of positions, including those whose pages are gone."""
         return full_pages(len(self.page_ids), self.width)
 
     def between(self, first: int, end: int) -> PageIds:
@@ -87,7 +87,7 @@ class PageTable:
         self._set(np.concatenate((pages[:start], page_ids, pages[start + len(page_ids) :])))
 
     def _set(self, page_ids: PageIds) -> None:
-        """Show `page_ids`, of a new buffer."""
+        """Show `page_ids` in a new buffer."""
         self._take(np.empty(max(_FIRST_CAPACITY, len(page_ids)), np.int32))
         self.page_ids = self._shown[:0]
         self.append(page_ids)
@@ -95,7 +95,7 @@ class PageTable:
     def _take(self, buffer: PageIds) -> None:
         self._buffer = buffer
         self._shown = buffer.view()
-        """A view of the buffer, of which all views are read-only."""
+        """Read-only view of the buffer, from which all other views are taken."""
         self._shown.flags.writeable = False
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class PageTable:
 
 
 def rows_of(tables: Sequence[PageTable], first: int, end: int) -> PageIds:
-    """Rows of a runner's table for the positions `[first, end)`, int32 `[n * G]`: for each position
-    the pages that it has in each of `tables`, G together."""
+    """Rows of a runner's table for the positions `[first, end)`: int32 `[n * G]`. Each row has the
+    pages of one position in each of `tables`, G together."""
     rows = [table.between(first, end).reshape(end - first, table.width) for table in tables]
     return np.concatenate(rows, axis=1).ravel()

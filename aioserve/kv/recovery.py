@@ -1,8 +1,8 @@
-"""Takes back pages and receipts without an owner, after a change was interrupted by an exception.
+"""Take back pages and receipts without an owner, after an exception interrupted a change.
 
 A change to KV memory takes several calls. If one in the middle raises, the lease being changed
-can't be trusted, and pages or receipts may have lost their owner. Instead of undoing each kind of
-change, this recounts: what the remaining leases and the prefix tree name is theirs, and the rest
+can't be trusted, and pages or receipts may have lost their owner. This recounts, instead of undoing
+each kind of change. The remaining leases and the prefix tree keep what they name, and the rest
 comes back.
 """
 
@@ -40,8 +40,8 @@ def recover(memory: KVMemory, leases: Sequence[KVLease], last_step: int) -> None
 
 
 def held_in(tier: int, leases: Iterable[KVLease], nodes: Sequence[TreeNode]) -> list[PageIds]:
-    """Pages of a tier that leases and the prefix tree have references to, one for each time that
-    one is named."""
+    """Pages of a tier that leases and the prefix tree have references to. A page appears once for
+    each reference."""
     held: list[PageIds] = []
     for lease in leases:
         if not tier:

@@ -12,7 +12,7 @@ __all__ = ["KVUsage", "usage_of"]
 
 
 class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Counts of all pages, by where they are at one moment.
+    """Counts of all pages at one moment, by where they are.
 
     `pages_free + pages_fenced + pages_cached + pages_held_by_requests == pages_total`.
     """
@@ -20,9 +20,9 @@ class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pages_total: int
     pages_free: int
     pages_fenced: int
-    """Released, and free as soon as the step in flight is done."""
+    """Pages released. They are free as soon as the step in flight is done."""
     pages_cached: int
-    """Pages held by the prefix tree alone: evicted when a request needs pages."""
+    """Pages that only the prefix tree holds. They are evicted when a request needs pages."""
     pages_held_by_requests: int
     """Pages held by requests or pinned by the policy. A page that several share counts once."""
     pages_host_total: int
@@ -30,7 +30,7 @@ class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pages_host_used: int
     """Pages of the host pool that hold evicted cached pages or swapped-out requests."""
     pages_copied_total: int
-    """Pages copied on the device: shared ones before they are written, and cached ones in part."""
+    """Pages copied on the device: shared ones before they are written, and parts of cached ones."""
     pages_swapped_out_total: int
     """Pages copied to the host pool."""
     pages_swapped_in_total: int
@@ -38,7 +38,7 @@ class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def usage_of(tiers: Sequence[Tier], num_cached: int) -> KVUsage:
-    """Counts of the tiers' pages, of which `num_cached` of the first can be evicted."""
+    """Count the tiers' pages. `num_cached` of the first tier can be evicted."""
     pool = tiers[0].pool
     host = [tier for tier in tiers if tier.name == HOST]
     return KVUsage(

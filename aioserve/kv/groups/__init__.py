@@ -1,5 +1,4 @@
-"""Groups of layers whose KV is kept alike: what each kind needs of pages, and when it gives them
-back.
+"""Groups of layers with the same kind of KV: which pages each kind needs, and when it returns them.
 
     base.py     `Group`: the verbs that a lease needs of one kind of KV
     full.py     all positions are kept
@@ -7,7 +6,7 @@ back.
     making.py   the groups of a layout
 
 `KVMemory` loops over a list of groups, and names no kind. Group 0 has a page for each position, and
-the prefix tree is made of these pages; those of other groups lie beside them, as group pages.
+the prefix tree consists of these pages. Pages of other groups lie beside them, as group pages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The contract of a group: what a lease needs of one kind of KV.
+"""Contract of a group: what a lease needs of one kind of KV.
 
-Knows leases, tiers and pages; knows neither the prefix tree nor other groups. `KVMemory` calls: it
-alone changes leases. Verbs that get a page table change that one, and say which pages they need or
-give back.
+Knows leases, tiers and pages. Must not know the prefix tree or other groups. `KVMemory` calls it,
+and only `KVMemory` changes leases. Verbs that get a page table change that table, and say which
+pages they need or give back.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class GroupClaim(msgspec.Struct, frozen=True, gc=False):
     first: int
     """Position of the first pages that the lease begins with."""
     found: tuple[PageIds, ...]
-    """Pages found in each tier, from there on, nearest first."""
+    """Pages found in each tier from there on, nearest first."""
     tail: PageIds
     """Pages of the position that is copied in part."""
     num_first: int
-    """New pages to begin with. The first of them take in what was found in later tiers."""
+    """New pages to begin with. The first of them receive what was found in later tiers."""
     num_new: int
-    """New pages for all tokens known: as many as are held at a time."""
+    """New pages for all known tokens. Counts as many as are held at a time."""
 
     @property
     def num_later(self) -> int:
@@ -50,16 +50,16 @@ class GroupClaim(msgspec.Struct, frozen=True, gc=False):
 class Group(ABC):
     """One kind of KV: which pages a sequence needs of it, and for how long.
 
-    `width` pages are held for each position of a page table. They are taken, shared and given back
-    together.
+    Each position of a page table has `width` pages. They are taken, shared and given back together.
     """
 
     keeps_all: bool
-    """Pages stay until their lease leaves."""
+    """True if pages stay until their lease leaves."""
     grows_with_chunks: bool
-    """Pages for the tokens of a prompt are taken with each chunk, and not all when it begins."""
+    """True if pages for the tokens of a prompt are taken with each chunk, and not all when it
+    begins."""
     needed_tokens: int = 1
-    """Last tokens, its own included, whose pages a token needs, where it doesn't need all."""
+    """Number of last tokens, its own included, whose pages a token needs, unless it needs all."""
 
     def __init__(self, tiers: Sequence[Tier], spec: GroupSpec) -> None:
         self.width: int = spec.width
@@ -71,10 +71,10 @@ class Group(ABC):
 
     @abstractmethod
     def need(self, num_positions: int) -> int:
-        """Pages that a sequence with tokens in so many positions holds, going on token by token."""
+        """Pages that a sequence with tokens in `num_positions` positions holds while it decodes."""
 
     def first_needed(self, index: int) -> int:
-        """The first page position whose pages the token with the entry at `index` needs."""
+        """First page position whose pages the token with the entry at `index` needs."""
         return 0
 
     def least_index(self, first: int) -> int:
@@ -88,7 +88,7 @@ class Group(ABC):
 
     def num_ahead(self, table: PageTable | None, num_known: int, num_reach: int) -> int:
         """Pages that a sequence with tokens in `num_known` positions needs beyond its own to reach
-        `num_reach`. One without a table is about to take those of its known tokens."""
+        `num_reach`. Without a table, the pages of its known tokens count as its own."""
         held = self.need(num_known) if table is None else len(table.held)
         return max(0, self.need(num_reach) - held)
 
@@ -103,39 +103,40 @@ class Group(ABC):
     def match(
         self, match: Match, num_cached: int, num_known: int, swapped: SwappedRun | None
     ) -> GroupClaim:
-        """Find the pages with which a lease goes on from `num_cached` entries to `num_known`, and
-        hold what the receipts of `match` don't lock. `swapped` are pages to go on from."""
+        """Find the pages with which a lease goes on from `num_cached` entries to `num_known`. Hold
+        those that the receipts of `match` don't lock. If the lease goes on from swapped pages, they
+        are `swapped`."""
 
     def drop(self, claim: GroupClaim) -> None:
-        """Let go of what a claim holds that led to nothing. Not asked of group 0: receipts lock
-        all that it finds."""
+        """Release what an unused claim holds. Not called for group 0, since receipts lock all that
+        it finds."""
         raise NotImplementedError
 
     @abstractmethod
     def pin(self, match: Match) -> PageTable:
-        """Hold what a sequence would need that goes on behind `match`."""
+        """Hold what a sequence would need to go on behind `match`."""
 
     # -- a lease
 
     @abstractmethod
     def begin(self, claim: GroupClaim, page_ids: PageIds) -> PageTable:
-        """A table of the pages found in tier 0 and of new ones, with a reference to each."""
+        """Make a table of the pages found in tier 0 and of new ones, with a reference to each."""
 
     def end_claim(self, claim: GroupClaim, step: int) -> None:
-        """Let go of pages that were found and not taken: `step` is the last to read them. Not asked
-        of group 0."""
+        """Release pages that were found and not taken. `step` is the last to read them. Not called
+        for group 0."""
         raise NotImplementedError
 
     def fork(self, table: PageTable, num_positions: int) -> PageTable:
-        """A table that shares the pages of the first `num_positions` positions."""
+        """Make a table that shares the pages of the first `num_positions` positions."""
         page_ids = table.between(table.first, num_positions)
         self._pool.retain(page_ids)
         return PageTable(self.width, table.first, page_ids)
 
     def take_over(self, lease: KVLease, table: PageTable, first: int, page_ids: PageIds) -> None:
-        """Put pages of the tree in place of the lease's own: of group 0 it has `page_ids`, int32
-        `[n]`, from position `first` on. Steps in flight read the lease's through views of the
-        table. Where the tree has none they stay."""
+        """Replace the lease's own pages by those of the tree, where the tree has some. Its pages of
+        group 0 from position `first` on are `page_ids`, int32 `[n]`. Steps in flight read the
+        lease's pages through views of the table."""
         start, end = max(first, table.first), first + len(page_ids)
         if start >= end:
             return
@@ -149,8 +150,8 @@ class Group(ABC):
         self._pool.release(own[changed], lease.last_step)
 
     def trim(self, lease: KVLease, table: PageTable, least: int) -> None:
-        """Give back pages that no token from index `least` on needs, fenced by the last step of
-        the lease: no other token will be computed."""
+        """Give back pages that no token from index `least` on needs, fenced by the last step of the
+        lease. No earlier token will be computed."""
         first = self.first_needed(least)
         if first > table.first:
             gone = table.between(table.first, first)
@@ -158,19 +159,19 @@ class Group(ABC):
             self._pool.release(gone, lease.last_step)
 
     def truncate(self, lease: KVLease, table: PageTable, num_positions: int) -> None:
-        """Give back the pages behind the first positions."""
+        """Give back the pages behind the first `num_positions` positions."""
         rest = table.between(num_positions, len(table))
         table.cut(num_positions)
         self._pool.release(rest, lease.last_step)
 
     @abstractmethod
     def first_swapped(self, lease: KVLease, index: int) -> int:
-        """The first page position to swap out for the token at `index`: the tree keeps what it
-        needs before that."""
+        """First page position to swap out for the token at `index`. The tree keeps what it needs
+        before that."""
 
     @abstractmethod
     def num_own(self, lease: KVLease, table: PageTable) -> int:
-        """Pages that the lease alone holds, those left out that the tree has."""
+        """Pages that only the lease holds, without those that the tree has."""
 
     @abstractmethod
     def leave(self, lease: KVLease, table: PageTable) -> None:

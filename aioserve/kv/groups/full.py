@@ -17,8 +17,8 @@ PageIds = npt.NDArray[np.int32]
 
 
 class FullGroup(Group):
-    """Group 0 of a layout. Its pages are those that the prefix tree is made of: the receipts of a
-    match lock them, and a claim holds nothing beyond that."""
+    """Group 0 of a layout. The prefix tree consists of its pages. The receipts of a match lock
+    them, so a claim holds nothing more."""
 
     keeps_all = True
     grows_with_chunks = False
@@ -47,7 +47,7 @@ class FullGroup(Group):
         return lease.published
 
     def num_own(self, lease: KVLease, table: PageTable) -> int:
-        # The tree has a reference to each page that is published.
+        # The tree has a reference to each published page.
         return self._pool.num_unshared(table.page_ids[lease.published :])
 
     def leave(self, lease: KVLease, table: PageTable) -> None:

@@ -1,4 +1,4 @@
-"""The groups of a layout: a class for each kind."""
+"""Groups of a layout: a class for each kind."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ KINDS: dict[str, type[Group]] = {"full": FullGroup, "window": WindowGroup}
 
 
 def groups_of(specs: Sequence[GroupSpec], tiers: Sequence[Tier]) -> tuple[Group, ...]:
-    """Groups as `specs` say, of pages in `tiers`. Raises `ValueError` for pools whose pages have
-    other numbers of group pages than groups behind the first take."""
+    """Make groups by `specs`, with pages in `tiers`. Raises `ValueError` for pools whose number of
+    group pages differs from what the groups after the first take."""
     num_group_pages = sum([spec.width for spec in specs[1:]])
     for tier in tiers:
         if tier.pool.num_group_pages != num_group_pages:

@@ -1,6 +1,6 @@
-"""Layers that see the last tokens alone: pages are held for these, and given back behind them.
+"""Layers that see only the last tokens: they hold pages for these, and give earlier ones back.
 
-Groups of as many layers each have a page at each position, all for the same time: one `WindowGroup`
+Several such groups hold a page each per position, all for the same time, so one `WindowGroup`
 stands for all of them. In the prefix tree its pages are group pages of those of group 0.
 """
 
@@ -28,8 +28,8 @@ PageIds = npt.NDArray[np.int32]
 class WindowGroup(Group):
     """Groups of layers with one window: a token sees the last `window` tokens, itself included.
 
-    The tree gives up pages of a window while nobody refers to them, though receipts cover the page
-    that they lie beside. So a claim refers to those that it finds.
+    The tree gives up window pages that no one refers to, even if receipts cover the page beside
+    them. So a claim takes references to those that it finds.
     """
 
     keeps_all = False
@@ -70,7 +70,7 @@ class WindowGroup(Group):
                 tail = self.pages_of(0, np.array([match.tail_page], np.int32))
                 self._pool.retain(tail)
         num_first = (pages_for(num_cached + 1, size) - first) * self.width - len(found[0])
-        # Others may have the pages found, so that none comes back when these leave the window.
+        # Others may share the found pages, so none may come back when they leave the window.
         num_later = self.need(pages_for(num_known, size) - max(len(match.tiers[0]), first))
         return GroupClaim(first, tuple(found), tail, num_first, max(num_first, num_later))
 
@@ -103,8 +103,11 @@ class WindowGroup(Group):
         return self._pool.num_unshared(table.held)
 
     def leave(self, lease: KVLease, table: PageTable) -> None:
-        """What goes on behind the last page that is published sees some more than the last token
-        did, which have gone by now: as far as the tree has these, they count as used, too."""
+        """Give back all pages, fenced by the last step of the lease.
+
+        A sequence that goes on behind the last published page needs some earlier pages, which this
+        lease has trimmed already. If the tree has these, they count as used, too.
+        """
         first = self.first_needed(capacity_tokens(lease.published, self.page_size))
         seen = self.pages_of(0, lease.page_ids[first : table.first])
         seen = seen[seen >= 0]

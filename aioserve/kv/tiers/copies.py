@@ -1,4 +1,4 @@
-"""Pages whose keys and values must be somewhere else before the next plan computes, in order."""
+"""Copies of pages that must be made, in order, before the next plan computes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Copies:
         self._tiers = tiers
         self._page_size = tiers[0].pool.page_size
         self.waiting: list[PageCopy] = []
-        """Copies for the next plan to carry, in order, and to clear."""
+        """Copies for the next plan, in order. The plan carries and clears them."""
 
     def within(self, tier: int, sources: PageIds, targets: PageIds, num_tokens: int) -> None:
-        """Copy the first `num_tokens` of each page."""
+        """Copy the first `num_tokens` tokens of each page."""
         self._add(tier, sources, tier, targets, num_tokens)
         self._tiers[tier].num_copied += len(sources)
 
@@ -39,7 +39,7 @@ class Copies:
             self._tiers[from_tier].num_returned += len(sources)
 
     def evicted(self, evicted: Evicted) -> None:
-        """Copy what was evicted, each page to the tier behind its own."""
+        """Copy evicted pages, each to the tier behind its own."""
         tiers = evicted.tiers.tolist()
         pairs = zip(evicted.page_ids.tolist(), evicted.target_ids.tolist(), strict=True)
         self.waiting += [

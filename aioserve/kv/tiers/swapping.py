@@ -1,7 +1,7 @@
-"""Pages in later tiers: those of preempted sequences are copied there and back, or given up, and
-those that the prefix tree has there are copied back.
+"""Pages in later tiers. Those of preempted sequences are copied there and back, or given up. Those
+of the prefix tree are copied back.
 
-Knows leases, and changes none.
+Reads leases, and changes none.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ __all__ = ["SWAP_FROM_TOKENS", "Swapping"]
 PageIds = npt.NDArray[np.int32]
 
 SWAP_FROM_TOKENS = 256
-"""Context length from which "auto" swaps: copying grows with it, computing with its square."""
+"""Context length from which "auto" swaps: the time to copy is linear in it, the time to compute
+quadratic."""
 SWAP_TIER = 1
 
 
 class Swapping:
-    """Swaps pages that the leases of one `KVMemory` have to the second of `tiers`, if there is one,
-    and back.
+    """Swaps pages of the leases of one `KVMemory` to the second of `tiers`, if there is one, and
+    back.
 
     Pages of that tier that `tree` holds make room.
     """
@@ -58,7 +59,7 @@ class Swapping:
         """Copy what the next token needs of a lease with `num_known` known tokens, and the tree
         doesn't hold for it, in `step`.
 
-        None where recomputing is the way, or the tier has no room. `how` is in place of
+        Return None if the sequence is to be recomputed, or the tier has no room. `how` replaces
         `preemption`.
         """
         # One known token is always computed again: its step samples the next.
@@ -95,7 +96,7 @@ class Swapping:
         return preemption == "swap"
 
     def swap_in(self, lease: KVLease, claims: Sequence[GroupClaim]) -> int:
-        """Copy pages back to a lease of the same sequence, which has those found already; return
+        """Copy pages back to a lease of the same sequence, which already has those found. Return
         the number of the step that copied them out."""
         swapped = lease.swapped
         if swapped is None:
@@ -134,7 +135,7 @@ class Swapping:
                 start += len(sources)
 
     def give_up(self, swapped: SwappedPages, last_step: int) -> None:
-        """Free the swapped pages; step `last_step` may still read them."""
+        """Free the swapped pages. Step `last_step` may still read them."""
         pool = self._tiers[swapped.tier].pool
         for run in swapped.groups:
             pool.release(run.page_ids, max(last_step, swapped.step))

@@ -1,4 +1,4 @@
-"""One tier of pages, and the list of them that a memory has."""
+"""Tier of pages, and the list of tiers that a memory has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = (DEVICE, HOST)
 
 
 class Tier:
-    """The pages of one storage, and totals of the pages copied since it was made."""
+    """Pages of one storage, and totals of the pages copied since it was made."""
 
     __slots__ = ("name", "num_copied", "num_returned", "num_taken", "pool")
 
@@ -23,7 +23,7 @@ class Tier:
         self.name: str = name
         self.pool: PagePool = pool
         self.num_copied: int = 0
-        """Pages copied within it: shared ones before a write, and cached ones in part."""
+        """Pages copied within it: shared ones before a write, and parts of cached ones."""
         self.num_taken: int = 0
         """Pages copied to it from a nearer tier."""
         self.num_returned: int = 0
@@ -36,9 +36,10 @@ class Tier:
 def tiers_of(
     num_pages: Sequence[int], page_size: int, num_group_pages: int = 0
 ) -> tuple[Tier, ...]:
-    """Tiers with new pools of so many pages, nearest first. A tier without pages is left out.
+    """Make tiers with new pools of `num_pages` pages each, nearest first. A tier without pages is
+    left out.
 
-    Raises `ValueError` for more tiers than there are.
+    Raises `ValueError` for more tiers than `NAMES` has.
     """
     if len(num_pages) > len(NAMES):
         raise ValueError(f"num_pages must be of at most {len(NAMES)} tiers, got {list(num_pages)}")
