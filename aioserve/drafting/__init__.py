@@ -1,2 +1,2 @@
-"""Guesses of what comes next in sequences, which a step verifies together. Knows token ids and
-slots; must not know requests, plans or the scheduler."""
+"""Draft tokens for sequences, which a step verifies together. Knows token ids and slots; must not
+know requests, plans or the scheduler."""

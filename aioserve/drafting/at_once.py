@@ -11,7 +11,7 @@ __all__ = ["AtOnce"]
 
 
 class AtOnce(Drafter):
-    """A drafter for which one slot is a step of one."""
+    """Drafter that handles all slots of a step in one call. A single slot is a step of one."""
 
     @abstractmethod
     def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None: ...

@@ -1,12 +1,12 @@
-"""The contract of drafters: what guesses the next tokens of sequences.
+"""Contract of drafters, which propose the next tokens of sequences.
 
-A step computes the guesses behind the last token of a sequence, and keeps those that are what it
-would have drawn itself. So a drafter decides how fast an answer comes and never what is in it: the
-worst that a guess can do is to be computed in vain.
+A step computes the draft tokens behind the last token of a sequence, and keeps those that it would
+have drawn itself. So a drafter decides how fast a completion comes and never what is in it. At
+worst a draft token is computed in vain.
 
     start ──► extend ──► draft ──► extend ──► draft ──► .. ──► end
               the first            what the step drew,
-              token                guessed or not
+              token                drafted or not
 """
 
 from __future__ import annotations
@@ -29,66 +29,72 @@ NO_IDS.flags.writeable = False
 
 
 class DraftedSequence(msgspec.Struct, frozen=True, kw_only=True, eq=False, metaclass=MadeByNames):
-    """All that a drafter hears of a sequence when it starts, or starts again."""
+    """All data that a drafter gets of a sequence when it starts, or starts again."""
 
     known_ids: TokenIds
-    """int32 `[known tokens]`, for reading alone: the prompt, and what was generated before."""
+    """int32 `[known tokens]`, read-only: the prompt, and what was generated before."""
     prompt_tokens: int
-    """How many of them are the prompt."""
+    """Number of known tokens that belong to the prompt."""
     namespace: bytes = b""
-    """Nothing that a drafter learns from a sequence may show in guesses for another namespace."""
+    """Namespace of the sequence. Nothing learned from it may show in draft tokens for another
+    namespace."""
     predicted_ids: TokenIds = NO_IDS
-    """int32 `[predicted tokens]`: what the caller expects the answer to be; may be empty."""
+    """int32 `[predicted tokens]`: the completion that the caller expects; may be empty."""
 
 
 class Drafter(ABC):
-    """Guesses for the sequences of one engine, each in a slot.
+    """Proposes draft tokens for the sequences of one engine, each in a slot.
 
-    All calls come one at a time, between two steps: what they take is time in which nothing is
-    computed. On a CPU they come from the thread of the steps; where a GPU computes, from that of
-    the event loop, which they hold up too, unless what guesses is a draft model or head. An
-    exception ends nothing but the guessing for the slots that it was called for.
+    All calls come one at a time, between two steps, and nothing is computed meanwhile. On a CPU
+    they come from the thread of the steps. If a GPU computes, draft models and heads are called
+    from that thread, too, and other drafters from the event loop's, which they hold up. After an
+    exception the slots of that call get no more draft tokens; nothing else ends.
     """
 
     is_quick: bool = False
-    """Whether `extend` and `draft` take microseconds, and asking twice does no harm. Such a drafter
-    is asked now and again where nothing is verified, which tells how often it is right without a
-    step that verifies, and hears there of several tokens at once, when it is asked."""
+    """True if `extend` and `draft` take microseconds and asking twice does no harm.
+
+    A quick drafter is also asked now and then when nothing is verified, to learn how often it is
+    right without a verifying step. It then hears of several tokens at once, when it is asked.
+    """
 
     @abstractmethod
     def start(self, slot: int, sequence: DraftedSequence) -> None:
-        """A slot, which had ended or never started, belongs to a sequence."""
+        """Let a slot, which had ended or never started, belong to a sequence."""
 
     @abstractmethod
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Append token ids, at least one, to what is known of a slot's sequence."""
+        """Append token ids, at least one, to the known tokens of a slot's sequence."""
 
     @abstractmethod
     def draft(self, slot: int, limit: int) -> Sequence[int]:
-        """Guess at most `limit` tokens, at least 1, behind the last one of a slot; none where
+        """Propose at most `limit` tokens, at least 1, behind the last one of a slot. Return none if
         nothing is worth the time of a row."""
 
     @abstractmethod
     def end(self, slot: int) -> None:
-        """A slot's sequence has ended, or gave its memory back and will start again."""
+        """End a slot: its sequence has ended, or gave its memory back and will start again."""
 
-    # A step asks about all its slots at once. One that does this faster than one by one overrides
-    # these.
+    # A step asks about all its slots at once. A drafter that does this faster than one by one
+    # overrides these.
 
     def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
-        """`extend` each slot with the ids beside it."""
+        """Call `extend` for each slot with its ids."""
         for slot, ids in zip(slots, token_ids, strict=True):
             self.extend(slot, ids)
 
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
-        """`draft` for each slot, by the limit beside it."""
+        """Call `draft` for each slot with its limit."""
         return [self.draft(slot, limit) for slot, limit in zip(slots, limits, strict=True)]
 
-    # What follows is for drafters that have a second thought.
+    # What follows is optional: alternatives to the first draft.
 
     def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
-        """Guess otherwise behind the last token of a slot than `draft` just did: other paths from
-        there on, each of at least one token. All these tokens, and one more for each path, are at
-        most `limit`, at least 2: what `draft` left of its own. Asked only where an engine has
-        `Speculation.max_branches`; paths beyond these are left out."""
+        """Propose other paths behind the last token of a slot than `draft` just did, each of at
+        least one token.
+
+        All these tokens, and one more for each path, are at most `limit`. That is what `draft` left
+        of its own limit, and at least 2. Asked only if an engine has `Speculation.max_branches`;
+        paths beyond these are left out.
+        """
         return ()

@@ -1,7 +1,6 @@
-"""A drafter that does no harm, whatever the one inside it does.
+"""Drafter that does no harm, whatever the one inside it does.
 
-A fault ends the guessing for the slots that the drafter was called for, until they start again. It
-never ends a request.
+A fault ends drafting for the slots of that call, until they start again. It never ends a request.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ NO_GUESSES: tuple[int, ...] = ()
 class GuardedDrafter(AtOnce):
     """Passes calls on to `drafter`, and raises nothing that it raises.
 
-    A slot for which it raised, or answered something else than at most `limit` ids in
-    [0, `vocab_size`), has no guesses from then on, and the drafter hears nothing of it but its end,
-    until it starts again. Faults are counted and logged as those of any plugin. `label` names the
-    drafter in the log; None: its class.
+    A valid draft has at most `limit` ids in [0, `vocab_size`). After an exception or an invalid
+    draft, a slot has no draft tokens until it starts again; the drafter only hears of its end.
+    Faults are counted and logged as those of any plugin. `label` names the drafter in the log;
+    None: its class.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, label: str | None = None) -> None:
@@ -43,7 +42,7 @@ class GuardedDrafter(AtOnce):
         self._extends_at_once = kind.extend_all is not Drafter.extend_all
         self._drafts_at_once = kind.draft_all is not Drafter.draft_all
         self._guesses: dict[int, bool] = {}
-        """Slots that have started: whether the drafter is still asked about them."""
+        """Maps slots that have started to True while the drafter is asked about them."""
         self._calls = PluginCalls(
             f"drafter {label or kind.__name__}",
             "it is no longer asked about the sequences that it was called for",
@@ -52,11 +51,11 @@ class GuardedDrafter(AtOnce):
 
     @property
     def faults_total(self) -> int:
-        """Calls in which the drafter raised, or gave an answer that isn't one."""
+        """Calls in which the drafter raised or gave an invalid answer."""
         return self._calls.faults_total
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
-        # One that fails to start has not started, and need not end.
+        # A slot that fails to start has not started, and need not end.
         if self._passed_on((), "start", self._drafter.start, slot, _for_reading(sequence)):
             self._guesses[slot] = True
 
@@ -127,7 +126,8 @@ class GuardedDrafter(AtOnce):
     def _passed_on(
         self, slots: Sequence[int], what: str, ask: Callable[..., object], *args: Any
     ) -> bool:
-        """Whether a call came back well. Where it didn't, `slots` have no guesses any more."""
+        """Pass a call on and return True if it came back well. Otherwise `slots` get no more draft
+        tokens."""
         try:
             self._calls.call(what, ask, *args)
         except PluginFault:
@@ -137,8 +137,8 @@ class GuardedDrafter(AtOnce):
 
 
 def checked_guesses(answer: object, limit: int, vocab_size: int) -> list[int]:
-    """Plain ids of a drafter's answer. Raises `NotAnAnswer` for what isn't a sequence of at most
-    `limit` ints in [0, `vocab_size`), and whatever its methods raise."""
+    """Plain ids of a drafter's answer. Raises `NotAnAnswer` unless it is a sequence of at most
+    `limit` ints in [0, `vocab_size`), and anything that its methods raise."""
     if isinstance(answer, np.ndarray):
         answer = answer.tolist()
     if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
@@ -155,8 +155,9 @@ def checked_guesses(answer: object, limit: int, vocab_size: int) -> list[int]:
 
 
 def checked_branches(answer: object, limit: int, vocab_size: int) -> list[list[int]]:
-    """Plain ids of branches. Raises `NotAnAnswer` for what isn't a sequence of such as
-    `checked_guesses` has, none empty, of at most `limit` ids with one more for each."""
+    """Plain ids of branches. Raises `NotAnAnswer` unless they are a sequence of nonempty drafts
+    valid for `checked_guesses`. Together they have at most `limit` ids, counting one more for each
+    branch."""
     if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
         raise NotAnAnswer(answer, "which is no sequence of branches")
     branches: list[list[int]] = []
@@ -173,7 +174,7 @@ def checked_branches(answer: object, limit: int, vocab_size: int) -> list[list[i
 
 
 def _for_reading(sequence: DraftedSequence) -> DraftedSequence:
-    """A copy whose ids can't be written to by mistake: others read them too."""
+    """Copy of a sequence whose ids can't be written by mistake: others read them, too."""
     return msgspec.structs.replace(
         sequence,
         known_ids=_read_only(sequence.known_ids),

@@ -1,5 +1,5 @@
-"""Drafters whose guesses a model computes: what the engine is told of it, and where the guesses
-come from once it is loaded."""
+"""Drafters whose draft tokens a model computes. The engine loads the model, and calls pass on to
+it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ MAX_PATH_CHARS = 4096
 
 
 class LoadedDrafter(AtOnce):
-    """Guesses by a model that an engine loads beside its own, in its own memory.
+    """Drafts by a model that an engine loads beside its own, in its own memory.
 
     Only an engine that loads its model by name can have one.
     """
 
     kind: str
-    """Its name as a drafter."""
+    """Name of this kind of drafter."""
     path: str | None
-    """Where the model is; None: it comes with that of the engine."""
+    """Path of the model. None: it comes with that of the engine."""
 
     def __init__(self) -> None:
         self._loaded: Drafter | None = None
 
     def guess_by(self, loaded: Drafter) -> None:
-        """Pass calls on to what computes the model."""
+        """Pass calls on to the drafter that computes the model."""
         self._loaded = loaded
 
     @property
@@ -52,5 +52,5 @@ class LoadedDrafter(AtOnce):
 
 
 def loaded_by_engine(drafter: object) -> LoadedDrafter | None:
-    """The drafter, where an engine loads a model for it; None for any other."""
+    """Return the drafter if an engine loads a model for it, else None."""
     return drafter if isinstance(drafter, LoadedDrafter) else None

@@ -13,12 +13,12 @@ __all__ = ["ModelDrafter"]
 
 
 class ModelDrafter(LoadedDrafter):
-    """Guesses by a smaller model that has the tokens of the one that is served.
+    """Drafts by a smaller model with the same tokens as the served one.
 
-    The smaller model draws with the parameters, the seed and the positions of the request, which
-    makes it draw the same token wherever its distribution is the same (Daliri, Musco and Suresh,
-    arXiv 2408.07978). Its keys and values lie in pages of its own with the numbers of the other
-    model's, so prompts that share pages there share them here.
+    The smaller model draws with the parameters, seed and positions of the request. It therefore
+    draws the same token wherever its distribution is the same (Daliri, Musco and Suresh, arXiv
+    2408.07978). Its keys and values lie in pages of its own with the same numbers as the other
+    model's. So prompts that share pages there share them here.
     """
 
     kind = "model"
@@ -26,10 +26,12 @@ class ModelDrafter(LoadedDrafter):
     def __init__(
         self, *, path: str | None = None, quantization: Quantization | None = None
     ) -> None:
-        """`path`: the smaller model, named as an engine's own; None: the one that comes with the
-        embedded model that is served, or with `quantization` the served model itself.
-        `quantization`: how its weights are rounded while they are read, as an engine's own; None:
-        not at all. Raises `ConfigError` for a path that is none, and for another quantization."""
+        """`path` names the smaller model, like an engine's own. None: the one that comes with the
+        served embedded model, or with `quantization` the served model itself.
+
+        `quantization` says how its weights are rounded while they are read, like an engine's own;
+        None: not at all. Raises `ConfigError` for an invalid path or quantization.
+        """
         super().__init__()
         self.path: str | None = check(ConfigError, "path", path, optional(text(1, MAX_PATH_CHARS)))
         self.quantization: Quantization | None = check(

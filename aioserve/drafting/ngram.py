@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last few tokens where they stood last."""
+"""Prompt lookup: propose what followed the last few tokens at their previous occurrence."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from aioserve.errors import ConfigError
 __all__ = ["MAX_NGRAM", "NgramDrafter"]
 
 MAX_NGRAM = 8
-"""Largest length of a run: there is an index for each length, which takes its time."""
+"""Largest length of a run. Each length has an index, which takes its time."""
 
 
 class NgramDrafter(AtOnce):
-    """Guesses that a sequence goes on as it did where its last tokens stood last.
+    """Proposes that a sequence goes on as it did at the previous occurrence of its last tokens.
 
     Prompt lookup decoding (Saxena 2023, "Prompt Lookup Decoding"), with an index in place of a
-    search: the longest run of at most `max_ngram` last tokens, and at least `min_ngram`, that stood
-    before is followed by what followed it there the last time. A guess that gets to the end of the
-    sequence goes on into itself, as a loop does. Before that, where two last tokens of the answer
-    or all of it stand in what the caller predicts, the prediction is followed.
+    search. It takes the longest run of last tokens that occurred before, of `min_ngram` to
+    `max_ngram` tokens, and proposes what followed it there. A draft that gets to the end of the
+    sequence goes on into itself, like a loop.
 
-    Memory is at most 8 bytes for each token of a sequence, 16 more for each length from `min_ngram`
-    to `max_ngram`, and 264 for each token of a prediction. Not thread-safe.
+    The caller's prediction comes first. If it contains the last two tokens of the completion, or
+    all of a shorter one, the prediction is followed.
+
+    Memory is at most 8 bytes for each token of a sequence, and 16 more for each length from
+    `min_ngram` to `max_ngram`. A prediction takes 264 bytes for each token. Not thread-safe.
     """
 
     is_quick = True
@@ -39,11 +41,11 @@ class NgramDrafter(AtOnce):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that is taken for all slots."""
+        """Bytes of memory for all slots."""
         return self._native.num_bytes
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
-        """Raises `InvariantError` where the slot has not ended, `ValueError` for ids below 0."""
+        """Raises `InvariantError` if the slot has not ended, `ValueError` for ids below 0."""
         self._native.start(slot, sequence.known_ids, sequence.prompt_tokens, sequence.predicted_ids)
 
     def end(self, slot: int) -> None:

@@ -1,4 +1,5 @@
-"""Suffix decoding: what followed the last tokens most often, here and in recent answers."""
+"""Suffix decoding: propose what followed the last tokens most often, here and in recent
+completions."""
 
 from __future__ import annotations
 
@@ -17,29 +18,33 @@ MAX_CACHE_TOKENS = 2**24
 
 
 class SuffixDrafter(AtOnce):
-    """Guesses what followed the last tokens most often, in the sequence and in recent answers.
+    """Proposes what followed the last tokens most often, in the sequence and in recent completions.
 
-    After SuffixDecoding (Oliaro et al., arXiv 2411.04975). A suffix tree over prompt and answer of
-    each sequence, and one over the recent answers of each namespace, count what stood where. Each
-    suffix of the last tokens that is in a tree has a guess: on by the most frequent token, of
-    equals the one that came last, while the product of the shares that these tokens had is at
-    least `min_probability`, and for at most `max_factor` tokens per token of the suffix. The sum of
-    these products is how many tokens are expected to come true, and the guess that most is
-    expected of is taken; of equals the sequence's own, then the one with the longest suffix. Before
-    that, where two last tokens of the answer or all of it stand in what the caller predicts, the
-    prediction is followed.
+    After SuffixDecoding (Oliaro et al., arXiv 2411.04975). A suffix tree over prompt and completion
+    of each sequence counts what stood where, and so does one over the recent completions of each
+    namespace.
 
-    Runs are told apart by their first `max_depth` tokens; a guess that goes on behind these follows
-    the last of them, and at the end of a sequence itself, as a loop does.
+    Each suffix of the last tokens that is in a tree has a draft. It goes on by the most frequent
+    token, and among equals by the one that came last. Each token had a share of what followed
+    there. The draft ends before the product of these shares falls below `min_probability`, or after
+    `max_factor` tokens per token of the suffix. The sum of these products is the expected number of
+    right tokens, and the draft with the largest sum is taken. Among equals the sequence's own comes
+    first, then the one with the longest suffix.
 
-    An answer is counted among the recent ones when its slot ends, and no longer when the sequence
-    starts again, which is told by its namespace, its prompt and how its answer begins. At most
-    `cache_tokens` tokens of answers are kept, two marks for each answer and the room of those that
-    no longer count included; the oldest answers go first. Nothing of one namespace is searched for
-    another.
+    The caller's prediction comes before that. If it contains the last two tokens of the completion,
+    or all of a shorter one, the prediction is followed.
 
-    Memory is at most 104 bytes for each token of a sequence, 132 for each of recent answers and of
-    predictions, and twice that where vectors have grown. Not thread-safe.
+    Runs are told apart by their first `max_depth` tokens. A draft that goes on behind these follows
+    the last of them. At the end of a sequence it goes on into itself, like a loop.
+
+    A completion counts as recent once its slot ends. If the sequence starts again, which is told by
+    its namespace, its prompt and how its completion begins, it counts no more. At most
+    `cache_tokens` tokens of completions are kept, and the oldest go first. These include two marks
+    for each completion, and the room of those that no longer count. Nothing of one namespace is
+    searched for another.
+
+    Memory is at most 104 bytes for each token of a sequence, and 132 for each token of recent
+    completions and of predictions. After vectors have grown it is twice that. Not thread-safe.
     """
 
     is_quick = True
@@ -52,8 +57,8 @@ class SuffixDrafter(AtOnce):
         min_probability: float = 0.1,
         cache_tokens: int = 65_536,
     ) -> None:
-        """Raises `ConfigError` unless `2 <= max_depth <= 256`, `0 < max_factor`,
-        `0 <= min_probability <= 1` and `0 <= cache_tokens <= 2**24`."""
+        """Raises `ConfigError` unless `2 <= max_depth <= 256`, `0 < max_factor`, `0 <=
+        min_probability <= 1` and `0 <= cache_tokens <= 2**24`."""
         self._native = _native.SuffixDrafter(
             check(ConfigError, "max_depth", max_depth, integer(2, MAX_DEPTH)),
             check(ConfigError, "max_factor", max_factor, number(0, above=True)),
@@ -63,16 +68,16 @@ class SuffixDrafter(AtOnce):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that is taken for all slots and recent answers."""
+        """Bytes of memory for all slots and recent completions."""
         return self._native.num_bytes
 
     @property
     def num_cached_tokens(self) -> int:
-        """How many of `cache_tokens` are taken."""
+        """Tokens taken of `cache_tokens`."""
         return self._native.num_cached_tokens
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
-        """Raises `InvariantError` where the slot has not ended, `ValueError` for ids below 0."""
+        """Raises `InvariantError` if the slot has not ended, `ValueError` for ids below 0."""
         self._native.start(
             slot,
             sequence.known_ids,
@@ -91,5 +96,5 @@ class SuffixDrafter(AtOnce):
         return self._native.draft(slots, limits)
 
     def sanity_check(self) -> None:
-        """Recounts all trees. Raises `InvariantError` where something is off."""
+        """Recount all trees. Raises `InvariantError` if something is off."""
         self._native.sanity_check()

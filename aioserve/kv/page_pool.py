@@ -57,8 +57,8 @@ class PagePool:
     its position. It holds a reference to each, until they are detached or its own last reference
     goes. While they have no other references they are idle.
 
-    An operation that raises has changed nothing. An `InvariantError` means that the caller or the
-    pool has a bug: a page released or retained that isn't held, or a page of another pool.
+    An operation that raises has changed nothing. An `InvariantError` means a bug of the caller or
+    the pool: a page released or retained that isn't held, or a page of another pool.
     """
 
     __slots__ = ("_native", "num_group_pages", "num_pages", "page_size")

@@ -127,10 +127,10 @@ class PrefixTree:
     Within a step they come before all computation, so a page whose KV leaves can be reused in the
     same step.
 
-    Every operation happens whole, or raises and changes nothing. An `InvariantError` means that the
-    caller or the tree has a bug: an unknown receipt, lengths that don't fit, a page that isn't held
-    or is in the tree already. Token and page ids are one-dimensional, contiguous int32 arrays;
-    anything else is a `TypeError` or `ValueError`.
+    Every operation happens whole, or raises and changes nothing. An `InvariantError` means a bug of
+    the caller or the tree: an unknown receipt, unfit lengths, or a page that isn't held or is in
+    the tree already. Token and page ids are one-dimensional, contiguous int32 arrays; anything else
+    is a `TypeError` or `ValueError`.
     """
 
     __slots__ = ("_native", "_strategy", "page_size", "pools")

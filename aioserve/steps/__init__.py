@@ -1,5 +1,5 @@
-"""The step contract: what crosses between the scheduler and a runner. Frozen values, no tensors.
+"""Step contract: what crosses between the scheduler and a runner. Frozen values, no tensors.
 
 The scheduler builds a plan and consumes its outcome, so both run unchanged in a simulator. Knows
-requests' parameters; knows neither who plans nor who computes.
+the parameters of requests. Must not know who plans or who computes.
 """

@@ -1,4 +1,4 @@
-"""Plans as bytes: what a runner in another process would be sent. An array is its bytes."""
+"""Plans as bytes, for a runner in another process. An array is encoded as its bytes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["decoded_plan", "encoded_plan"]
 
 
 def encoded_plan(plan: StepPlan) -> bytes:
-    """MessagePack."""
+    """Encode a plan as MessagePack."""
     return _ENCODER.encode(plan)
 
 
 def decoded_plan(encoded: bytes) -> StepPlan:
-    """The plan that `encoded_plan` was given. Raises `msgspec.DecodeError` for other bytes."""
+    """Decode the result of `encoded_plan`. Raises `msgspec.DecodeError` for other bytes."""
     return _DECODER.decode(encoded)
 
 

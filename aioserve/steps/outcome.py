@@ -1,4 +1,4 @@
-"""What a runner makes of a `StepPlan`: tokens, and what was asked about them."""
+"""Outcome of a `StepPlan` from a runner: tokens, and what was asked about them."""
 
 from __future__ import annotations
 
@@ -18,60 +18,61 @@ __all__ = ["DryRun", "StepOutcome", "UnfitOutcomeError", "check_outcome"]
 
 
 class UnfitOutcomeError(InvariantError):
-    """An outcome that isn't one of the plan."""
+    """An outcome that doesn't fit its plan."""
 
 
 class DryRun(NamedTuple):
-    """What draft tokens came to that were made some steps before and that no step verified."""
+    """Acceptance that draft tokens would have had which were made some steps before and that no
+    step verified."""
 
     asked: int
-    """Tokens that were drawn since then, but no more than draft tokens were asked for: so many of
-    these have an answer."""
+    """Draft tokens asked for whose positions have been drawn since."""
     drafted: int
-    """Number of these that had a draft token, in a row from the first."""
+    """Leading positions of these that had a draft token."""
     accepted: int
-    """Number of these that were right, in a row from the first."""
+    """Leading draft tokens that were right."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a step produced, row by row: the first item's rows, then the second's, and so on."""
+    """Results of a step, row by row: the first item's rows, then the second's, and so on."""
 
     step: int
-    """Number of the plan that it is the outcome of."""
+    """Number of the step that was planned."""
     token_ids: tuple[int, ...]
-    """The ids sampled, row by row."""
+    """Sampled ids, row by row."""
     token_counts: dict[int, int] = {}
-    """Index of a row -> how many tokens it has, where that isn't one: several, where draft tokens
-    were right, or none, where its mask came too late. A row with an error has one id, whatever it
-    is."""
+    """Maps the index of a row to its number of tokens, if that isn't 1. It is more if draft tokens
+    were right, and 0 if the row's mask came too late. A row with an error has one id of any
+    value."""
     drafted: dict[int, int] = {}
-    """Index of a row of an item that verifies -> how many draft tokens were verified, or ids that
-    the plan brought, if any were. As many were right as it has tokens but one. Where several paths
-    of draft tokens were verified, the tokens of the longest count, each for all in its place."""
+    """Maps the index of a verifying row to the number of verified draft tokens, or ids that the
+    plan brought, if any. The right ones are one fewer than the row's tokens. With several paths the
+    longest one counts, and its tokens stand for all in their places."""
     branched: dict[int, int] = {}
-    """Index of a row with several paths -> tokens that were computed for it beside its last one and
-    those of `drafted`."""
+    """Maps the index of a row with several paths to the tokens computed for it beside its last one
+    and those of `drafted`."""
     drafting_seconds: float = 0.0
-    """Time of the drafter for these draft tokens, part of the step's; 0 where nobody
+    """Seconds that the drafter took for these draft tokens, part of the step's; 0 if not
     measured."""
     dry_runs: dict[int, DryRun] = {}
-    """Index of a row -> what became of draft tokens for its slot that no step verified, where the
-    runner has come to know that."""
+    """Maps the index of a row to the fate of earlier draft tokens for its slot that no step
+    verified, once the runner knows it."""
     row_errors: dict[int, str] = {}
-    """Index of a row -> why its logits could not be sampled (for example NaN)."""
+    """Maps the index of a row to the reason why its logits could not be sampled (for example
+    NaN)."""
     row_failures: dict[int, str] = {}
-    """Index of a row -> what went wrong with it, though nothing is wrong with its logits."""
+    """Maps the index of a row to a failure that has nothing to do with its logits."""
     logprobs: dict[int, Logprobs] = {}
-    """Index of a token in `token_ids` -> what its slot asked for."""
+    """Maps the index of a token in `token_ids` to the log-probabilities that its slot asked for."""
     scored: tuple[Logprobs, ...] = ()
     """Log-probabilities of the targets of all items' `scored`, one item after the other."""
     pooled: tuple[npt.NDArray[np.float32], ...] = ()
-    """float32 `[hidden]`, for each item with `pooled`, in order: the sum that it asks for."""
+    """Sums of hidden states, float32 `[hidden]`, for each item with `pooled`, in order."""
 
 
 def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
-    """Raise `UnfitOutcomeError` for the outcome of another step, one with other rows, scores or
-    sums, and what is no outcome, as a whole or in its fields."""
+    """Raise `UnfitOutcomeError` unless this is an outcome of the plan, with its rows, scores and
+    sums. Checks the type as a whole and its fields."""
     if not isinstance(outcome, StepOutcome):  # runners may come from elsewhere
         raise UnfitOutcomeError(f"step {plan.step} got {shown(outcome)}, which is no outcome")
     try:
@@ -111,6 +112,6 @@ def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
 
 
 def _may_have(plan: StepPlan, counts: Mapping[int, int], beyond: int = 0) -> bool:
-    """Whether no row has a greater count than its tokens may be, less `beyond`."""
+    """True if no row has a greater count than its tokens may be, less `beyond`."""
     most = dict(enumerate([item.most_tokens(row) for item in plan.items for row in item.rows]))
     return all(0 <= count <= most.get(row, -1) - beyond for row, count in counts.items())

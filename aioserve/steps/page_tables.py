@@ -1,4 +1,4 @@
-"""The page tables that a runner keeps for its slots, from what plans say of them."""
+"""Page tables that a runner keeps for its slots, as plans change them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ FIRST_WIDTH = 16
 
 
 class SlotPageTables:
-    """The page tables of a runner's slots, as the plans say one after the other: one for each of
-    `num_groups` groups of layers, all of the same length."""
+    """Page tables of a runner's slots, updated by one plan after the other. There is one for each
+    of `num_groups` groups of layers, all of the same length."""
 
     def __init__(self, num_slots: int, num_groups: int = 1) -> None:
         self._pages = [np.zeros((num_slots, FIRST_WIDTH), np.int32) for _ in range(num_groups)]
         self._lengths = np.zeros(num_slots, np.int64)
 
     def take(self, plan: StepPlan) -> None:
-        """Change them as a plan says. Raises `InvariantError` for pages that leave a gap."""
+        """Apply the changes of a plan. Raises `InvariantError` for pages that leave a gap."""
         for slot in plan.ended_slots:
             self._lengths[slot] = 0
         for start in plan.started_slots:
@@ -55,17 +55,16 @@ class SlotPageTables:
         self._lengths[slot] = end
 
     def page_ids(self, slot: int, group: int = 0) -> npt.NDArray[np.int32]:
-        """The pages of a slot in order of index: a view, int32 `[n]`, good until the next
-        plan."""
+        """Pages of a slot in order of index: a view, int32 `[n]`, valid until the next plan."""
         return self._pages[group][slot, : self._lengths[slot]]
 
     def rows(
         self, slots: npt.NDArray[np.int64], num_entries: npt.NDArray[np.int64], page_size: int
     ) -> npt.NDArray[np.int32]:
-        """The tables of these slots, int32 `[num_groups, len(slots), n]`, wide enough for the
-        longest of them; what is behind a slot's pages is no matter.
+        """Tables of these slots, int32 `[num_groups, len(slots), n]`, wide enough for the longest
+        of them. Entries behind a slot's pages are arbitrary.
 
-        Raises `InvariantError` for a slot without pages for so many entries.
+        Raises `InvariantError` for a slot whose pages are too few for its `num_entries`.
         """
         lengths = self._lengths[slots]
         short = lengths * page_size < num_entries
