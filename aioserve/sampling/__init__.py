@@ -1,2 +1,2 @@
-"""Turns logits into tokens: what sampling parameters mean, as arrays that a backend draws by. Knows
-sampling parameters, seeds and positions; must not know requests, plans or the scheduler."""
+"""Turns logits into tokens: sampling parameters as arrays by which a backend draws. Knows sampling
+parameters, seeds and positions; must not know requests, plans or the scheduler."""

@@ -1,4 +1,4 @@
-"""What rows of a step ask for beyond a draw, apart from the positions that they draw at."""
+"""Wishes of a step's rows beyond a draw, without the positions that they draw at."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ T = TypeVar("T")
 
 @dataclass(slots=True, frozen=True)
 class RowAsks:
-    """One entry for each row, or none where no row asks for anything of the kind."""
+    """Edits and log-probabilities that rows ask for. Each sequence has one entry per row, or none
+    if no row asks for any."""
 
     edits: Sequence[SlotEdits | None]
     tops: Sequence[int | None]
     """Number of most likely tokens wanted beside the row's own."""
 
     def repeated(self, counts: Sequence[int]) -> RowAsks:
-        """Each row so many times."""
+        """Repeat each row `counts` times."""
         return RowAsks(_times(self.edits, counts), _times(self.tops, counts))
 
     def extras(
@@ -38,9 +39,9 @@ class RowAsks:
         masks: LateMasks | None = None,
         guesses: Mapping[int, Sequence[int]] | None = None,
     ) -> RowExtras | None:
-        """Extras of these rows, where each draws the token at the position beside it; as
-        `SlotTable.extras`. `guesses` are ids that stand, by index of the row that draws the token
-        at the position of the first of them."""
+        """Extras of these rows, each of which draws the token at its position; compare
+        `SlotTable.extras`. For the index of a row, `guesses` holds draft tokens that are taken to
+        stand from its position on."""
         found = [
             (row, edits, position)
             for row, (edits, position) in enumerate(zip(self.edits, positions, strict=False))

@@ -1,26 +1,26 @@
-"""Changes that a request makes to its logits before the draw, a row at a time.
+"""Changes that a request makes to its logits before the draw, one row at a time.
 
-In this order, each over what the ones before have left:
+In this order, each applied to the result of the previous ones:
 
     logit_bias            added to the logits of its ids
     repetition_penalty    a positive logit is divided by it, a negative one multiplied, for every
                           token of prompt and completion (Keskar et al., "CTRL", 2019)
-    presence_penalty      taken off for every token of the completion
-    frequency_penalty     taken off as often as the completion has the token
+    presence_penalty      subtracted for every token of the completion
+    frequency_penalty     subtracted as often as the completion has the token
     logits_processors     plugins' own (`aioserve.sampling.processors`)
     bad_words             the last token of a bad word is left out behind its others
     min_tokens            ids that end the completion are left out until it has so many tokens
     allowed_token_ids     all others are left out
     structured_output     what its grammar doesn't allow next is left out
 
-Where transformers has the same (`sequence_bias` of single tokens, `repetition_penalty`,
-`bad_words_ids`, `min_new_tokens`), that is its order. What is left out has a logit of -inf.
-Temperature and the limits on what may be drawn come afterwards (`aioserve.sampling.sampler`).
-Of a beam the same is done to log-probabilities, which aren't normalised again.
+The order is that of transformers, for the edits that it has (`sequence_bias` of single tokens,
+`repetition_penalty`, `bad_words_ids`, `min_new_tokens`). An id that is left out has a logit of
+-inf. Temperature and the limits on what may be drawn come afterwards (`aioserve.sampling.sampler`).
+For beams, the same edits apply to log-probabilities, which aren't normalised again.
 
 A slot remembers the ids of its sequence on the device, since the host may not have seen the last
-one. Knows torch, on any device, and no backend; nothing is read back. On the CPU, masks are applied
-in native code: torch would take a handful of calls for each.
+one. Knows torch, on any device, and no backend; nothing is read back. On the CPU, native code
+applies masks, since torch would need several calls for each.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ SPARE_IDS = 256
 
 
 class SlotEdits:
-    """The edits of one slot, from its start to its end, and the ids that they depend on.
+    """Edits of one slot, from its start to its end, and the ids that they depend on.
 
-    `known_ids` int32 `[known tokens]` are those of the sequence when the slot starts, of which the
-    first `prompt_tokens` are the prompt. With `of_logprobs` they change log-probabilities. Made
-    on any thread; used on that of the steps.
+    `known_ids`, int32 `[known tokens]`, are the ids of the sequence when the slot starts, of which
+    the first `prompt_tokens` are the prompt. With `of_logprobs` the edits change log-probabilities.
+    Made on any thread; used on that of the steps.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class SlotEdits:
         self._on: _Placed | None = None
 
     def apply(self, row: Tensor, position: int) -> str | None:
-        """Change `row`, float32 `[V]`, from which the token at `position` is drawn: logits, which
-        become log-probabilities first where these are changed. Return what went wrong in a
-        processor, if anything did."""
+        """Change `row`, float32 `[V]`, from which the token at `position` is drawn. With
+        `of_logprobs`, logits become log-probabilities first. Return the failure of a processor, if
+        any."""
         params, on = self._params, self._placed(row.device)
         if params.needs_history:
             self._lengthen(on, position)
@@ -114,21 +114,22 @@ class SlotEdits:
         return failure
 
     def suppose(self, token_ids: Sequence[int], position: int, device: torch.device) -> None:
-        """Take guesses for the tokens from `position` on, until others are noted in their place."""
+        """Take draft tokens to stand from `position` on, until drawn ones are noted in their
+        place."""
         if self._params.needs_history:
             on, end = self._placed(device), position + len(token_ids)
             self._lengthen(on, end)
             on.history[position:end] = upload(token_ids, np.int64, device)
 
     def _lengthen(self, on: _Placed, position: int) -> None:
-        """Let the history have room for a token at `position`."""
+        """Make room in the history for a token at `position`."""
         if position >= len(on.history):
             longer = on.history.new_zeros(position + SPARE_IDS)
             longer[: len(on.history)] = on.history
             on.history = longer
 
     def note(self, token_id: Tensor, position: int) -> None:
-        """Take note of the token at `position`, an int64 scalar, drawn from the row that `apply`
+        """Note the token at `position`, an int64 scalar, drawn from the row that `apply`
         changed."""
         if self._on is not None and self._params.needs_history:
             self._on.history[position] = token_id
@@ -171,7 +172,7 @@ class _Placed:
 
 
 def leave_out(logits: Tensor, masks: Sequence[tuple[int, Mask]]) -> None:
-    """Set what a row's mask doesn't have to -inf in `logits`, float32 `[S, V]` on the CPU.
+    """Set ids that a row's mask lacks to -inf in `logits`, float32 `[S, V]` on the CPU.
 
     Raises IndexError for a row that isn't there, ValueError for a mask of another length.
     """
@@ -180,8 +181,8 @@ def leave_out(logits: Tensor, masks: Sequence[tuple[int, Mask]]) -> None:
 
 
 class RowEdits:
-    """The edits of a step: (index of a row, the slot's edits, position of the token drawn), and
-    masks of what may be drawn, which are waited for where they are applied."""
+    """Edits of a step, as tuples (index of a row, the slot's edits, position of the token drawn).
+    Also the masks of what may be drawn; applying them waits for them."""
 
     def __init__(
         self,
@@ -189,7 +190,7 @@ class RowEdits:
         masks: LateMasks | None = None,
         guesses: Sequence[tuple[SlotEdits, Sequence[int], int]] = (),
     ) -> None:
-        """`guesses` are the ids that each of these takes to stand from a position on."""
+        """`guesses` are the draft tokens that each of these takes to stand from a position on."""
         self._rows = rows
         self._guesses = guesses
         self.masks: LateMasks | None = masks
@@ -204,7 +205,7 @@ class RowEdits:
         """Indices of the rows of beams."""
 
     def apply_to_logprobs(self, logits: Tensor) -> None:
-        """Make changed log-probabilities of rows of beams of `logits`, float32 `[S, V]`, in
+        """Turn rows of beams of `logits`, float32 `[S, V]`, into changed log-probabilities, in
         place."""
         self._apply(logits, of_logprobs=True)
 
@@ -229,7 +230,7 @@ class RowEdits:
             if edits.of_logprobs is not of_logprobs:
                 continue
             failure = edits.apply(logits[row], position)
-            self.failures.pop(row, None)  # that of a step that is computed again
+            self.failures.pop(row, None)  # left by a step that is computed again
             if failure is not None:
                 self.failures[row] = failure
 
@@ -240,6 +241,6 @@ class RowEdits:
         return late or frozenset()
 
     def note(self, token_ids: Tensor) -> None:
-        """Take note of the tokens drawn: `token_ids`, int64 `[S]`."""
+        """Note the tokens drawn: `token_ids`, int64 `[S]`."""
         for row, edits, position in self._rows:
             edits.note(token_ids[row], position)

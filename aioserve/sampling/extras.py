@@ -29,8 +29,8 @@ class RowExtras:
     logprobs: LogprobRows | None
 
     def before_draw(self, logits: Tensor, num_samples: int) -> StepExtras:
-        """Prepare the extras of the model's `logits`, float32 `[S + N, V]`. All memory is taken
-        here. Rows of beams change in place."""
+        """Prepare the extras of the model's `logits`, float32 `[S + N, V]`. Takes all memory that
+        is needed. Rows of beams change in place."""
         if self.edits is not None:
             self.edits.apply_to_logprobs(logits[:num_samples])
         most_likely = None if self.logprobs is None else MostLikely(self.logprobs, logits)
@@ -51,7 +51,7 @@ class StepExtras:
     most_likely: MostLikely | None
 
     def after_draw(self, token_ids: Tensor) -> None:
-        """Take note of the tokens drawn: `token_ids`, int64 `[S]`."""
+        """Note the tokens drawn: `token_ids`, int64 `[S]`."""
         if self.edits is not None:
             self.edits.note(token_ids)
         if self.most_likely is not None:

@@ -1,7 +1,7 @@
 """Log-probabilities of tokens, from the logits that the model gave.
 
-Natural logarithms of the softmax over the whole vocabulary, before anything that a request asks for
-changes it; of beams, what that has made of them. Knows torch, on any device, and no backend.
+Natural logarithms of the softmax over the whole vocabulary, before any edits of a request. For
+beams, after their edits. Knows torch, on any device, and no backend.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ROWS_AT_ONCE = 32
 
 
 class LogprobRows:
-    """Rows of logits whose tokens' log-probabilities are wanted: R of them.
+    """R rows of logits whose tokens' log-probabilities are wanted.
 
     Sampled rows come first: `sampled` are their indices among the rows of the step. Then, from row
-    `first_scored` on, comes one for each of `target_ids`, int64, which are known. `tops[i]` of the
-    most likely tokens are wanted of the `i`-th row. Sampled rows with an index in `edited` are
+    `first_scored` on, comes one for each of `target_ids`, int64, which are known. The `i`-th row
+    wants `tops[i]` of the most likely tokens. Sampled rows with an index in `edited` are
     log-probabilities already, whatever they sum to.
     """
 
@@ -47,7 +47,7 @@ class LogprobRows:
         self.width: int = max(tops, default=0)
         """K: the most tokens wanted of any row."""
         self.edited: list[int] = [at for at, row in enumerate(self.sampled) if row in edited]
-        """Places of theirs in `rows`."""
+        """Places of edited rows in `rows`."""
         self.tops: list[int] = list(tops)
         """Most likely tokens wanted of each row."""
 
@@ -57,7 +57,7 @@ class LogprobRows:
     def read(
         self, values: npt.NDArray[np.float32], ids: npt.NDArray[np.int32]
     ) -> tuple[dict[int, Logprobs], tuple[Logprobs, ...]]:
-        """Results of `MostLikely` on the host: by index of a sampled row, and of the targets in
+        """Results of `MostLikely` on the host: by index of a sampled row, and for the targets in
         order."""
         every: list[Logprobs] = []
         for row, count in enumerate(self.tops):
@@ -69,18 +69,21 @@ class LogprobRows:
 
 
 class MostLikely:
-    """Log-probabilities of one step, on its device, of `logits`, float32 `[S + N, V]`, V at least
-    K, which stay unchanged and are the model's own, but for rows that are edited. All memory is
-    taken when it is made."""
+    """Log-probabilities of one step, on its device, from `logits`, float32 `[S + N, V]` with V at
+    least K.
+
+    The logits stay unchanged, and are the model's own except for edited rows. Takes all memory when
+    it is made.
+    """
 
     def __init__(self, wanted: LogprobRows, logits: Tensor) -> None:
         device, count, width = logits.device, len(wanted), wanted.width
         rows = upload(wanted.rows, np.int64, device)
         self.values: Tensor = torch.empty((count, 1 + width), dtype=torch.float32, device=device)
         """float32 `[R, 1 + K]`: log-probability of the token drawn or given, then of the most
-        likely."""
+        likely ones."""
         self.ids: Tensor = torch.empty((count, width), dtype=torch.int32, device=device)
-        """int32 `[R, K]`: the most likely, in falling order."""
+        """int32 `[R, K]`: the most likely ones, in falling order."""
         self._logits = logits
         self._sampled = rows[: len(wanted.sampled)]
         self._places = rows * logits.shape[1]
@@ -100,7 +103,7 @@ class MostLikely:
         self.values[:, 1:] -= self._sums[:, None]
 
     def note(self, token_ids: Tensor) -> None:
-        """Take note of the tokens drawn: `token_ids`, int64 `[S]`."""
+        """Note the tokens drawn: `token_ids`, int64 `[S]`."""
         sampled = self._tokens[: len(self._sampled)]
         torch.index_select(token_ids, 0, self._sampled, out=sampled)
         torch.add(self._tokens, self._places, out=self._tokens)
@@ -110,11 +113,11 @@ class MostLikely:
 
 
 def highest(rows: Tensor, count: int, *, may_wait: bool) -> tuple[Tensor, Tensor]:
-    """The `count` highest numbers of each row `[R, V]`, in falling order, and their columns, int64:
-    `[R, count]` both. Of equal numbers the one in the lowest column comes first.
+    """Return the `count` highest numbers of each row `[R, V]`, in falling order, and their columns,
+    int64: `[R, count]` both. Among equal numbers the one in the lowest column comes first.
 
-    `torch.topk` takes any of those that equal the last one, and others for another count. Whoever
-    `may_wait` for the device looks which rows that concerns.
+    If several equal the last one, `torch.topk` takes any of them, and others for another `count`.
+    With `may_wait`, the host waits for the device and looks which rows that concerns.
     """
     found = torch.topk(rows, min(count + 1, rows.shape[1]), dim=1)
     values, ids, beyond = found.values[:, :count], found.indices[:, :count], found.values[:, count:]
@@ -129,7 +132,7 @@ def highest(rows: Tensor, count: int, *, may_wait: bool) -> tuple[Tensor, Tensor
 
 
 def _lowest_of_equal(rows: Tensor, values: Tensor, ids: Tensor) -> Tensor:
-    """Columns of the highest numbers, of which the lowest equal the last of `values`."""
+    """Columns of the highest numbers, where the lowest equal the last of `values`."""
     columns, count = rows.shape[1], values.shape[1]
     last = values[:, -1:]
     every = torch.arange(columns, dtype=torch.int32, device=rows.device)

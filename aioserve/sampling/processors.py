@@ -1,7 +1,7 @@
-"""Logits processors: code of a plugin that changes a row of logits before it is drawn from.
+"""Logits processors: code of a plugin that changes a row of logits before the draw.
 
 A request names them, and each of its completions has objects of its own. A processor that raises
-ends its request. Imports torch for types alone.
+ends its request. Imports torch only for types.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ class LogitsProcessor:
     def process(self, prompt_ids: Tensor, answer_ids: Tensor, logits: Tensor) -> Tensor | None:
         """Change `logits`, float32 `[V]`, in place and return None, or return others of that shape.
 
-        `prompt_ids` and `answer_ids`, int64 `[prompt tokens]` and `[tokens so far]`, are for
-        reading. All are on the device that computes the model. Called once a token on the thread of
-        the steps, which waits for it: every completion in the batch does. After a preemption the
-        completion goes on with a new object, so what is made of the logits must follow from the
-        ids. A beam has log-probabilities in their place, each time with a new object.
+        `prompt_ids` and `answer_ids`, int64 `[prompt tokens]` and `[tokens so far]`, are read-only.
+        All are on the device that computes the model. Called once per token on the thread of the
+        steps, which waits for it, and so does every completion in the batch.
+
+        After a preemption the completion goes on with a new object, so the result must follow from
+        the ids. A beam passes log-probabilities in place of logits, and a new object each time.
         """
         raise NotImplementedError
 
 
 class ProcessorMaker:
-    """Makes objects of one offer, guarded, where the runner is. `label` names the offer and its
-    distribution; `make` is given the name and options in a request."""
+    """Makes guarded objects of one offer, where the runner is. The offer and its distribution
+    appear in `label`; `make` gets the name and options from a request."""
 
     def __init__(self, label: str, make: Callable[[str], LogitsProcessor]) -> None:
         self._label = label
@@ -57,7 +58,7 @@ class GuardedProcessor:
         self._calls = PluginCalls(f"logits processor {label}", "its request ends", logger)
 
     def apply(self, prompt_ids: Tensor, answer_ids: Tensor, row: Tensor) -> str | None:
-        """Change `row`, float32 `[V]`. Return what went wrong, if anything did."""
+        """Change `row`, float32 `[V]`. Return a message if the processor failed."""
         try:
             self._calls.call("process", self._process, prompt_ids, answer_ids, row)
         except PluginFault as fault:
@@ -69,15 +70,15 @@ class GuardedProcessor:
             self._processor = self._make()
         changed = changed_by(self._processor, prompt_ids, answer_ids, row)
         if row.device.type == "cpu" and changed.isnan().any() and not row.isnan().any():
-            raise NotAnAnswer(changed, "which has a NaN")  # elsewhere to look is to wait
+            raise NotAnAnswer(changed, "which has a NaN")  # other devices would have to wait
         row.copy_(changed)
 
 
 def changed_by(
     processor: LogitsProcessor, prompt_ids: Tensor, answer_ids: Tensor, row: Tensor
 ) -> Tensor:
-    """Return what a processor makes of `row`, which stays as it is. Raises `NotAnAnswer`, and
-    whatever the processor raises."""
+    """Return what a processor makes of `row`, which stays unchanged. Raises `NotAnAnswer`, and
+    anything that the processor raises."""
     given = row.clone()
     answer = processor.process(prompt_ids, answer_ids, given)
     changed = given if answer is None else answer

@@ -1,8 +1,8 @@
 """Sampling parameters of slots, as arrays by which a backend draws tokens from rows of logits.
 
-`temperature` 0 takes the largest logit, the lowest id among equals. Otherwise logits are divided by
-`temperature`, and then, in the order of the transformers library, each over what the ones before
-have left:
+`temperature` 0 takes the largest logit, and the lowest id among equals. Otherwise logits are
+divided by `temperature`. Then come these limits, in the order of the transformers library, each on
+what the previous ones have left:
 
     top_k      keeps that many largest
     top_p      keeps the smallest set of the largest whose probabilities reach it, so the token that
@@ -16,12 +16,14 @@ have left:
 
 Probabilities are renormalised each time. Among equal logits lower ids come first.
 
-Then the tokens that are kept race: each has an exponentially distributed number E that is a
-function of the row's seed and position and of its own id alone (`aioserve.ops.philox`), and the one
-with the least E / p wins, the lowest id among equals. A token does so with its probability p. Two
-rows with the same seed and position whose distributions, over what is kept, are at a distance d of
-total variation draw the same token with probability (1 - d) / (1 + d) or more (Daliri, Musco and
-Suresh, "Coupling without communication and drafter-invariant speculative decoding", 2024).
+Then the tokens that are kept race. Each has an exponentially distributed number E, which depends
+only on the row's seed and position and on the token's id (`aioserve.ops.philox`). The one with the
+least E / p wins, and the lowest id among equals. A token wins with its probability p.
+
+Suppose two rows have the same seed and position, and the distributions over the kept tokens are at
+a distance d of total variation. They draw the same token with probability (1 - d) / (1 + d) or
+more. See Daliri, Musco and Suresh, "Coupling without communication and drafter-invariant
+speculative decoding", 2024.
 
 `aioserve.ops.Backend.draw` does it.
 """
@@ -58,15 +60,15 @@ class SlotTable:
         self._seeds = np.zeros(num_slots, np.uint64)
         self._edits: dict[int, SlotEdits] = {}
         self._logprobs: dict[int, int] = {}
-        """Number of most likely tokens wanted, by slot; slots that want none are absent."""
+        """Number of most likely tokens wanted, by slot. Slots that want none are absent."""
         self._last: tuple[Sequence[int], SampleRows] | None = None
-        """Slots asked for last, and their rows, until a slot starts or ends: from one step to the
-        next seldom more than the positions change."""
+        """Slots asked for last, and their rows, until a slot starts or ends. From one step to the
+        next, often only the positions change."""
 
     def start(
         self, slot: int, params: SamplingParams, seed: int, edits: SlotEdits | None = None
     ) -> None:
-        """Let the slot sample so from now on, whatever was in it."""
+        """Start a slot with these parameters, and forget what was in it."""
         self.end(slot)
         if edits is not None:
             self._edits[slot] = edits
@@ -78,15 +80,15 @@ class SlotTable:
         self._seeds[slot] = seed
 
     def end(self, slot: int) -> None:
-        """Forget the slot; no harm if it never started."""
+        """Forget the slot. Does nothing if it never started."""
         self._last = None
         self._started[slot] = False
         self._edits.pop(slot, None)
         self._logprobs.pop(slot, None)
 
     def rows(self, slots: Sequence[int], positions: Sequence[int]) -> SampleRows:
-        """A row for each of these slots, which samples the token at the position beside it. For
-        reading alone: the next rows may share arrays with these.
+        """Return a row for each of these slots, which samples the token at its position. Read-only:
+        the next rows may share arrays with these.
 
         Raises `InvariantError` for a slot that hasn't started.
         """
@@ -103,7 +105,7 @@ class SlotTable:
         return rows
 
     def asks(self, slots: Sequence[int]) -> RowAsks:
-        """What a row of each of these slots asks for, as it is now."""
+        """Wishes of a row of each of these slots, as they are now."""
         edits, wanted = self._edits, self._logprobs
         return RowAsks(
             [edits.get(slot) for slot in slots] if edits else (),
@@ -119,8 +121,8 @@ class SlotTable:
     ) -> RowExtras | None:
         """Extras that the same rows ask for beyond a draw; None without any.
 
-        `scored`: number of most likely tokens beside each of these targets, int32 `[N]`, with rows
-        of logits behind all that are sampled. `masks` are of the same rows.
+        `scored` gives the number of most likely tokens beside each of these targets, int32 `[N]`.
+        Their rows of logits come behind all that are sampled. `masks` are of the same rows.
         """
         if not (self._edits or self._logprobs or scored or masks is not None):
             return None

@@ -15,10 +15,10 @@ __all__ = ["upload"]
 def upload(
     array: Sequence[float] | npt.NDArray[np.generic], dtype: npt.DTypeLike, device: torch.device
 ) -> Tensor:
-    """A copy of `array` as `dtype`, made in the order of the current stream.
+    """Return a copy of `array` as `dtype`, made in the order of the current stream.
 
-    A copy from memory that can be paged would wait for all that the stream has to do before. torch
-    keeps pinned memory until the copy from it is done.
+    A copy from pageable memory would wait for everything that the stream has to do before. Pinned
+    memory is kept by torch until the copy from it is done.
     """
     host = torch.from_numpy(np.array(array, dtype))
     if device.type == "cuda" and len(host):
