@@ -128,9 +128,9 @@ class PrefixTree:
     same step.
 
     Every operation happens whole, or raises and changes nothing. An `InvariantError` means a bug of
-    the caller or the tree, such as an unknown receipt, unfit lengths, or a page that is in the tree
-    already. Token and page ids are one-dimensional, contiguous int32 arrays; anything else is a
-    `TypeError` or `ValueError`.
+    the caller or the tree, for example an unknown receipt or a page that is in the tree already.
+    Token and page ids are one-dimensional, contiguous int32 arrays; anything else is a `TypeError`
+    or `ValueError`.
     """
 
     __slots__ = ("_native", "_strategy", "page_size", "pools")

@@ -1,8 +1,8 @@
-"""The few operations that models are made of, as one object per device.
+"""Operations that models are made of, as one object per device.
 
-`Backend` says what there is, `reference` is plain torch, `native` is C++ for CPUs, `gpu` is Triton
-for NVIDIA GPUs, which nothing imports until one was chosen. Knows tensors; knows nothing about
-models, requests or who owns a page.
+`Backend` is the contract, `reference` is plain torch, and `native` is C++ for CPUs. Triton's
+kernels for NVIDIA GPUs are in `gpu`; nothing imports it until a GPU is chosen. Knows tensors; must
+not know models, requests or the owners of pages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ __all__ = [
 
 
 def backend_named(name: str = "auto") -> Backend:
-    """The backend `name`: "native", "reference", or "auto", as `aioserve.config.used_backend` says.
+    """Return the backend `name`: "native", "reference", or "auto" (see
+    `aioserve.config.used_backend`).
 
     Raises:
         ConfigError: there is no backend of that name.

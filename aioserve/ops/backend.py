@@ -48,12 +48,12 @@ __all__ = [
 
 
 class Backend(RowOps[Tensor]):
-    """The operations of one device. Made once per model, used by one thread at a time.
+    """Operations of one device. Made once per model, used by one thread at a time.
 
     A step: `copy_pages`, `prepare`, then the ops of every layer, then `draw`. T, B and S are the
-    tokens, sequences and sampled rows of a batch, Hq and Hk the query and KV heads, D the size of a
-    head. Ops take and give tensors on `device`; an argument that doesn't fit is a TypeError or
-    ValueError that names it.
+    tokens, sequences and sampled rows of a batch. Hq and Hk are the query and KV heads, D is the
+    size of a head. Ops take and return tensors on `device`. An argument that doesn't fit raises a
+    TypeError or ValueError that names it.
     """
 
     name: str
@@ -62,11 +62,11 @@ class Backend(RowOps[Tensor]):
     # -- memory
 
     def place(self, tensor: Tensor) -> Tensor:
-        """The tensor in the device's memory: itself where it is there."""
+        """Return the tensor in the device's memory; itself if it is there already."""
         return tensor.to(self.device)
 
     formats: ComputedFormats = PLAIN_FLOATS
-    """Formats of weights that it computes as they are held."""
+    """Formats of weights that it computes without conversion."""
 
     @abstractmethod
     def linear(
@@ -76,11 +76,11 @@ class Backend(RowOps[Tensor]):
         *,
         out_dtype: torch.dtype | None = None,
     ) -> Linear:
-        """`x @ weight.T + bias`: weight [N, K], bias [N] on the CPU, of one of `Linear.dtypes`; or
-        what was packed for `formats`, bias included.
+        """Make the layer `x @ weight.T + bias`. The weight is [N, K] and the bias [N], on the CPU,
+        of one of `Linear.dtypes`. A weight packed for `formats` includes its bias.
 
-        Neither is needed afterwards. `out_dtype` is that of the results: the weight's, or float32.
-        Raises TypeError for a weight of a form that isn't among `formats`.
+        Neither is needed afterwards. `out_dtype` is the dtype of results: the weight's, or float32.
+        Raises TypeError for a weight in a form that isn't among `formats`.
         """
 
     def mixture(
@@ -92,30 +92,30 @@ class Backend(RowOps[Tensor]):
         gate: ExpertGate = "silu",
         correction: Tensor | None = None,
     ) -> Mixture:
-        """A mixture of experts whose linear layers this backend made."""
+        """Make a mixture of experts from linear layers of this backend."""
         return Mixture(routing, ups, downs, gate=gate, correction=correction)
 
     def per_head(self, weight: Tensor, passed: int = 0) -> PerHeadLinear:
-        """Products of each head with a weight of its own: weight `[H, N, K]` on the CPU, of one of
-        the dtypes of linear layers, of any strides. It isn't needed afterwards."""
+        """Make the product of each head with a weight of its own: weight `[H, N, K]` on the CPU, of
+        any strides. Its dtype is one of those of linear layers. It isn't needed afterwards."""
         return TorchPerHead(weight, passed, self.device)
 
     @abstractmethod
     def allocate_kv(self, shape: KVShape) -> KVCache:
-        """KV pages that hold arbitrary bits.
+        """Allocate KV pages that hold arbitrary bits.
 
         Raises ValueError for a size below 1, naming it.
         """
 
     def allocate_host_kv(self, shape: KVShape) -> KVCache:
-        """KV pages of the host, between which and the device's `copy_pages` copies."""
+        """Allocate KV pages of the host. `copy_pages` copies between them and the device's."""
         return self.allocate_kv(shape)
 
     def allocate_pages(
         self, shape: tuple[int, ...], dtype: torch.dtype, *, on_host: bool = False
     ) -> Tensor:
-        """Memory that holds arbitrary bits, for what lies beside KV pages. `on_host`: of the host,
-        between which and the device's copies are made."""
+        """Allocate memory that holds arbitrary bits, for data beside KV pages. With `on_host` it is
+        the host's, to copy to and from the device."""
         return lazy_memory(shape, dtype)
 
     def allocate_slots(self, num_slots: int) -> Tensor:
@@ -126,10 +126,10 @@ class Backend(RowOps[Tensor]):
 
     @abstractmethod
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> Batch:
-        """Everything that the ops need to know of a step over `kv`, made once for all layers.
+        """Prepare a step over `kv` for the ops, once for all layers.
 
-        Pending tokens are read from `last_tokens`. Raises ValueError where the arrays contradict
-        each other or name a page or a slot that `kv` doesn't have.
+        Pending tokens are read from `last_tokens`. Raises ValueError if the arrays contradict each
+        other or name a page or a slot that `kv` doesn't have.
         """
 
     @abstractmethod
@@ -137,26 +137,27 @@ class Backend(RowOps[Tensor]):
         """Copy keys and values of all layers from page to page, one copy after the other.
 
         Args:
-            caches: alike in everything but their number of pages.
-            copies: `[N, 5]`, rows of (source cache, source page, target cache, target page,
-                tokens): an index of `caches`, a page of that one, twice, and how many tokens from
-                the start of the page on. What the target page holds beyond them stays.
+            caches: equal except for their number of pages.
+            copies: `[N, 5]`, rows of (source cache, source page, target cache, target page, number
+                of tokens). A cache is an index of `caches`. Tokens are copied from the start of the
+                page, and the rest of the target page stays.
         """
 
     @abstractmethod
     def draw(self, logits: Tensor, rows: SampleRows, last_tokens: Tensor) -> Drawn:
         """Draw a token from each row of `logits`, float32 `[S, V]`, and leave it in its slot.
 
-        `aioserve.sampling` says which. A row with a NaN or +inf, or with nothing but -inf, is
+        `aioserve.sampling` defines the draw. A row with a NaN or +inf, or with only -inf, is
         reported and disturbs no other; its slot gets a 0. Doesn't change `logits`.
         """
 
     def probabilities(self, logits: Tensor, rows: SampleRows) -> Tensor:
-        """The probability with which `draw` takes each token: float32 `[S, V]`, 0 where it is left
-        out, and all zeros in rows that `draw` reports. Doesn't change `logits`, float32 `[S, V]`.
+        """Return the probability with which `draw` takes each token: float32 `[S, V]`. It is 0 for
+        tokens that are left out, and in all of a row that `draw` reports. Doesn't change `logits`,
+        float32 `[S, V]`.
 
-        In torch, row by row: where float32 rounds to either side of a border of what is kept, a
-        backend's own `draw` may have it on the other one, unless this is its own as well.
+        In torch, row by row. If rounding to float32 decides if a token is kept, a backend's own
+        `draw` may decide otherwise, unless it overrides this as well.
         """
         rows.check_logits(logits)
         found = torch.zeros_like(logits)
@@ -181,10 +182,10 @@ class Backend(RowOps[Tensor]):
         shape: KVShape,
         dtype: torch.dtype,
     ) -> StepProgram | None:
-        """A program of what `forward` computes from its ops, which is logits.
+        """Record a program of what `forward` computes from its ops, which is logits.
 
-        `shape` is that of the KV pages, of any number of them, and `dtype` that of activations.
-        None: this backend computes op by op alone.
+        `shape` is that of the KV pages, for any number of them, and `dtype` that of activations.
+        None: this backend only computes op by op.
         """
         return None
 
@@ -225,8 +226,8 @@ class Backend(RowOps[Tensor]):
         Rotary embedding after Su et al., "RoFormer", 2021, in the half-split order of GPT-NeoX, or
         interleaved. A rotation of fewer than D dimensions turns the first ones of each head.
 
-        No value in the pages is NaN or infinite, since attention gives those that a row doesn't see
-        a weight of 0. A head's value with such a number is written as 0, and its key as NaN.
+        No value in the pages is NaN or infinite, since attention multiplies unseen ones by a weight
+        of 0. A head's value with a NaN or infinity is written as 0, and its key as NaN.
 
         Args:
             qkv: `[T, (Hq + 2 * Hk) * D]`: the heads of queries, keys and values, one after the
@@ -239,16 +240,16 @@ class Backend(RowOps[Tensor]):
     def latent_write(
         self, queries: Tensor, latents: Tensor, at: KVLayer, rotation: Rotation, norm: RMSNorm
     ) -> None:
-        """Rotate the end of each query head in place; write normalised latents and the rotated key
-        that all heads share to the latent pages `at`.
+        """Rotate the end of each query head in place. Write normalised latents, and the rotated key
+        that all heads share, to the latent pages `at`.
 
-        With R the pages' `latent_rank` and D their `head_dim`, the last D - R numbers are rotated,
-        as `rotary_kv_write` does it, and the first R of latents are normalised.
+        R is the pages' `latent_rank` and D their `head_dim`. The last D - R numbers are rotated, as
+        by `rotary_kv_write`, and the first R of latents are normalised.
 
         Latents of a token with a NaN or an infinity are written as 0, and its rotated key as NaN.
 
         Args:
-            queries: `[T, Hq * D]`. Only what is rotated changes.
+            queries: `[T, Hq * D]`. Only the rotated part changes.
             latents: `[T, D]`, as projected.
             norm: of the latents, weight `[R]`.
         """
@@ -265,20 +266,20 @@ class Backend(RowOps[Tensor]):
     ) -> Tensor:
         """Causal attention of every query token to the cached keys and values of its sequence.
 
-        Query head h reads KV head `h // (Hq // Hk)`. Where pages are latent with rank R, all heads
-        read the one row of a token, as its key, and the first R numbers of it as its value.
+        Query head h reads KV head `h // (Hq // Hk)`. In latent pages with rank R, all heads read
+        one row per token. The whole row is the key, and its first R numbers are the value.
 
         Args:
             qkv: as `rotary_kv_write` left it; its queries are read. This step's keys and values are
-                in `at` already. Where pages are latent: queries alone, as `latent_write` left them.
-            logit_rows_only: attend from the batch's `logit_rows` alone.
-            log_sum_exp: float32 `[T, Hq]`, with `logit_rows_only` `[S, Hq]`, contiguous: filled
+                in `at` already. For latent pages: only queries, as `latent_write` left them.
+            logit_rows_only: attend only from the batch's `logit_rows`.
+            log_sum_exp: float32 `[T, Hq]`, with `logit_rows_only` `[S, Hq]`, contiguous. Filled
                 with the natural logarithm of the sum that weights were divided by, the sink
-                included. -inf for a row that sees nothing. `merge_attention` reads it.
+                included. It is -inf for a row that sees nothing. Read by `merge_attention`.
 
         Returns:
-            `[T, Hq * D]`, contiguous, where pages are latent `[T, Hq * R]`; with `logit_rows_only`
-            S rows.
+            `[T, Hq * D]`, contiguous; for latent pages `[T, Hq * R]`; with `logit_rows_only` S
+            rows.
         """
 
     def merge_attention(
@@ -286,9 +287,9 @@ class Backend(RowOps[Tensor]):
     ) -> None:
         """Merge attention from the same queries over other keys into `out` and `log_sum_exp`.
 
-        The result is attention over all these keys: of sinks, one part may have them. A row whose
-        log-sum-exp is -inf saw no key: whatever it holds is never read, and where neither part saw
-        one the result is 0.
+        The result is attention over all these keys. Only one part may include sinks. A row whose
+        log-sum-exp is -inf saw no key, and its content is never read. If neither part saw a key,
+        the result is 0.
 
         Args:
             out, part: `[T, Hq * D]`, contiguous, of one dtype.
@@ -334,7 +335,7 @@ class TensorOps(LayerOps[Tensor]):
         states: Tensor | None = None,
         given: Tensor | None = None,
     ) -> None:
-        """`states` and `given`: as `StepProgram.logits` has them."""
+        """`states` and `given` are those of `StepProgram.logits`."""
         self._backend = backend
         self._batch = batch
         self._kv = kv

@@ -1,6 +1,6 @@
 """One step as arrays: on the host, where a plan is read, and on the device, where it is computed.
 
-Knows shapes and dtypes; knows nothing about requests, page ownership or models.
+Knows shapes and dtypes; must not know requests, page ownership or models.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ NOTHING_LEFT = "all logits are -inf"
 
 
 class ArrayField(NamedTuple):
-    """One array of a step. Checks, bytes of a step and the inputs of a GPU are made from these."""
+    """One array of a step. Checks, the bytes of a step and the inputs of a GPU are made from
+    these."""
 
     name: str
     dtype: np.dtype[Any]
     sizes: tuple[str, ...]
-    """Length of each dimension by its name, which stands for one length in all arrays of a step."""
+    """Name of each dimension's length. A name stands for one length in all arrays of a step."""
     more: int = 0
     """Entries beyond the length of the last dimension."""
 
@@ -75,10 +76,10 @@ SAMPLE_FIELDS: tuple[ArrayField, ...] = (
 class HostBatch:
     """Input of a step, in numpy: T tokens of B sequences, one sequence after the other.
 
-    Row `i` of sequence `b` writes its entry, a token's keys and values, at index `context_lens[b] -
-    (query_start[b + 1] - query_start[b]) + i` of its pages. Which entries it sees, by order and by
-    window, follows from indices. The rest goes by `positions`: rotations, learned embeddings,
-    factors on queries. Equal to indices until entries are dropped. All arrays are contiguous:
+    Row `i` of sequence `b` writes its entry, a token's keys and values, into the pages at index
+    `context_lens[b] - (query_start[b + 1] - query_start[b]) + i`. Order and window, which decide
+    the entries that it sees, go by indices. Rotations, learned embeddings and factors on queries go
+    by `positions`. The two are equal until entries are dropped. All arrays are contiguous:
 
         token_ids      int64 [T]      any value where a token is pending
         query_start    int32 [B + 1]  prefix sums of the query tokens per sequence
@@ -126,8 +127,8 @@ class HostBatch:
         *,
         logit_rows: Sequence[int] | npt.NDArray[np.int64] = (),
     ) -> HostBatch:
-        """Sequences of `counts` query tokens, all of id 0, at the ends of `contexts` in the pages
-        of a table, int32 [G, B, P]. No entry was dropped: positions are indices."""
+        """Lay out sequences of `counts` query tokens, all of id 0, at the ends of `contexts`. Their
+        pages come from a table, int32 [G, B, P]. No entry was dropped: positions are indices."""
         ends = np.cumsum(counts, dtype=np.int64)
         rows = np.repeat(np.arange(len(counts)), counts)
         positions = np.arange(len(rows)) - np.repeat(ends - contexts, counts)
@@ -145,8 +146,9 @@ class HostBatch:
         )
 
     def advance(self, page_size: int) -> None:
-        """Make it, in place, the batch of each sequence's next token, of an id to be set, where
-        each has one and pages for one more. Raises ValueError where some have another number."""
+        """Turn it, in place, into the batch of each sequence's next token, whose id is to be set.
+        Each sequence must have one token, and pages for one more. Raises ValueError for other
+        numbers of tokens."""
         if len(self.positions) != len(self.context_lens) or len(self.pending_rows):
             raise ValueError(
                 f"a batch goes on in place with one known token of each of its "
@@ -168,7 +170,7 @@ class HostBatch:
 
     @property
     def end_position(self) -> int:
-        """Above every position."""
+        """Upper bound of the positions: the largest one, plus 1."""
         return int(self.positions.max(initial=-1)) + 1
 
 
@@ -225,33 +227,33 @@ class SampleRows:
         return len(self.slots)
 
     def at(self, positions: npt.NDArray[np.uint64]) -> SampleRows:
-        """Rows like these for the tokens at other positions, uint64 `[S]`. Raises as the class
-        does."""
+        """Rows with the same parameters for the tokens at other positions, uint64 `[S]`. Raises as
+        the class does."""
         rows = object.__new__(SampleRows)
         object.__setattr__(rows, "slots", self.slots)
         object.__setattr__(rows, "columns", self.columns)
         object.__setattr__(rows, "seeds", self.seeds)
         object.__setattr__(rows, "positions", positions)
-        # Without another look at all the rest: this is done in each step.
+        # This is done in each step, so the rest isn't checked again.
         _check_fields(partial(getattr, rows), (_SAMPLED_POSITIONS,), {"R": len(self.slots)})
         return rows
 
     def repeated(self, counts: Sequence[int], positions: npt.NDArray[np.uint64]) -> SampleRows:
-        """Each row so many times, for the tokens at these positions, uint64, one for each. Raises
-        as the class does."""
+        """Repeat each row `counts` times, for the tokens at these positions, uint64, one each.
+        Raises as the class does."""
         return self.picked(np.repeat(np.arange(len(self)), counts), positions)
 
     def picked(
         self, at: npt.NDArray[np.integer[Any]], positions: npt.NDArray[np.uint64]
     ) -> SampleRows:
-        """The rows of these indices, for the tokens at these positions, uint64, one for each.
-        Raises as the class does."""
+        """Rows of these indices, for the tokens at these positions, uint64, one each. Raises as the
+        class does."""
         columns = {name: column[at] for name, column in self.columns.items()}
         return SampleRows(self.slots[at], columns, self.seeds[at], positions)
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> SampleRows:
-        """Rows of arrays by their names, as `arrays` gives them. Raises as the class does."""
+        """Rows from arrays by their names, as `arrays` returns them. Raises as the class does."""
         columns = {name: arrays[name] for name in COLUMNS}
         return cls(arrays["slots"], columns, arrays["seeds"], arrays["positions"])
 
@@ -278,9 +280,9 @@ class SampleRows:
 class Batch:
     """A step on the device, as `Backend.prepare` made it: what models read of it.
 
-    Backends add what their kernels need. `token_ids` int64 [T] with pending tokens filled in,
-    `positions` int32 [T], `logit_rows` int64 [S], all on the backend's device. `end_position` is
-    above every position.
+    `token_ids` int64 [T] include pending tokens. `positions` int32 [T] and `logit_rows` int64 [S]
+    are on the backend's device, too. `end_position` is above every position. Backends add what
+    their kernels need.
     """
 
     token_ids: torch.Tensor
@@ -296,7 +298,7 @@ class Drawn:
     token_ids: torch.Tensor
     """int64 `[S]` on the backend's device; 0 in rows that failed."""
     row_errors: Mapping[int, str] = field(default_factory=dict)
-    """Row -> why nothing could be drawn from it."""
+    """Maps a failed row to the reason why nothing could be drawn from it."""
 
 
 def row_error(largest: float) -> str | None:
@@ -309,7 +311,7 @@ def row_error(largest: float) -> str | None:
 
 
 STATUS_ERRORS = tuple(map(row_error, (0.0, math.nan, math.inf, -math.inf)))
-"""Status of a row that a device drew from -> why there is no token, or None."""
+"""Reason why there is no token, or None, by the status of a row that a device drew from."""
 
 
 def _check_fields(

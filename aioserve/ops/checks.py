@@ -1,6 +1,6 @@
 """Checks of arguments that all backends share, so that all refuse alike.
 
-Each raises TypeError or ValueError naming the argument. Backends add what their kernels can't do.
+Each raises TypeError or ValueError naming the argument. Backends add the limits of their kernels.
 """
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ Kind = TypeVar("Kind")
 
 
 Activation = Literal["gelu_tanh", "gelu", "relu_squared"]
-"""What a layer without a gate does to each number: gelu in its tanh approximation, gelu by the
-error function (Hendrycks and Gimpel, "Gaussian error linear units", 2016), or `max(x, 0) ** 2` (So
-et al., "Primer", 2021)."""
+"""Activation of a layer without a gate.
+
+- gelu_tanh: gelu in its tanh approximation.
+- gelu: gelu by the error function (Hendrycks and Gimpel, "Gaussian error linear units", 2016).
+- relu_squared: `max(x, 0) ** 2` (So et al., "Primer", 2021).
+"""
 
 ACTIVATIONS: tuple[Activation, ...] = ("gelu_tanh", "gelu", "relu_squared")
-"""In the order of `aioserve::ops::Activation`."""
+"""All activations, in the order of `aioserve::ops::Activation`."""
 
 
 class Rotation(NamedTuple):
@@ -63,9 +66,9 @@ class Rotation(NamedTuple):
     cos: Tensor
     sin: Tensor
     interleaved: bool = False
-    """Whether dimensions 2 i and 2 i + 1 turn together; else i and i + R / 2."""
+    """True if dimensions 2 i and 2 i + 1 turn together, False if i and i + R / 2 do."""
     query_scale: Tensor | None = None
-    """Factors on rotated queries, float32 `[positions]`; None: none."""
+    """Factors on rotated queries, float32 `[positions]`; None for no factors."""
 
 
 class RMSNorm(NamedTuple):
@@ -106,15 +109,17 @@ class AttentionKind:
     scale: float
     """Factor on the dot products."""
     window: int = 0
-    """Tokens that a query sees, itself included: a token at position p attends keys j <= p and,
-    with a window, only j > p - window. 0 for all."""
+    """Number of tokens that a query sees, itself included; 0 for all. A token at position p attends
+    keys j <= p and, with a window, only j > p - window."""
     soft_cap: float = 0.0
-    """With c > 0 a score s becomes c * tanh(s / c). 0 for none."""
+    """Cap c: with c > 0 a score s becomes c * tanh(s / c). 0 for no cap."""
     sinks: Tensor | None = None
-    """A learned score of each query head, float32 `[Hq]`, that takes its share of the weights and
-    has no value: it joins the sum that weights are divided by, as it is, neither scaled nor capped
-    (GPT-OSS; Xiao et al., "Efficient streaming language models with attention sinks", 2024). None:
-    no sinks."""
+    """Learned score of each query head, float32 `[Hq]`, that takes its share of the weights and has
+    no value. None for no sinks.
+
+    It joins the sum that weights are divided by, neither scaled nor capped (GPT-OSS; Xiao et al.,
+    "Efficient streaming language models with attention sinks", 2024).
+    """
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AttentionKind) and self._key == other._key
@@ -151,7 +156,7 @@ def own(name: str, value: object, kind: type[Kind], made: str) -> Kind:
 def check_tensor(
     name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int], device: torch.device
 ) -> None:
-    """Check that it is dense and has exactly this device, dtype and shape."""
+    """Check that the tensor is dense and has exactly this device, dtype and shape."""
     if tensor.dtype is not dtype:
         raise TypeError(f"{name} must be {dtype}, got {tensor.dtype}")
     if tensor.shape != shape or not tensor.is_contiguous() or tensor.device != device:
@@ -161,7 +166,7 @@ def check_tensor(
 
 
 def check_rows(name: str, x: Tensor, device: torch.device, shape: str = "[T, H]") -> None:
-    """Check that it has two dimensions, and dense rows of floating point."""
+    """Check that x has two dimensions, and dense rows of floating point."""
     if not x.dtype.is_floating_point:
         raise TypeError(f"{name} must be floating point, got {x.dtype}")
     if x.dim() != 2 or x.stride(1) != 1 or x.device != device:
@@ -198,8 +203,8 @@ def check_gate_up(gate_up: Tensor, device: torch.device) -> None:
 
 
 def check_qkv(qkv: Tensor, at: KVLayer, device: torch.device) -> int:
-    """Check queries, keys and values, or queries alone where pages are latent; return the number of
-    query heads."""
+    """Check queries, keys and values, or only queries for latent pages. Return the number of query
+    heads."""
     batch, kv, layer = at
     others = 0 if kv.latent_rank else 2 * kv.num_kv_heads
     if qkv.dtype is not kv.storage.dtype:
@@ -231,7 +236,7 @@ def check_attention(
     q_heads: int,
     device: torch.device,
 ) -> None:
-    """Check sinks, and memory for the log-sum-exp of so many rows."""
+    """Check sinks, and memory for the log-sum-exp of `rows` rows."""
     if kind.sinks is not None:
         check_tensor("sinks", kind.sinks, torch.float32, (q_heads,), device)
     if log_sum_exp is not None:
@@ -269,7 +274,7 @@ def check_latent_write(
     norm: RMSNorm,
     device: torch.device,
 ) -> int:
-    """Check what goes into latent pages; return the number of query heads."""
+    """Check what is written to latent pages; return the number of query heads."""
     kv = at.kv
     if not kv.latent_rank:
         raise ValueError("at: its pages hold keys and values, not latents")
@@ -309,7 +314,7 @@ def check_head_norms(
 
 
 def check_batch(host: HostBatch, kv: KVCache) -> None:
-    """Check that its arrays agree with each other and with the pages."""
+    """Check that the arrays agree with each other and with the pages."""
     tokens = len(host.positions)
     if host.query_start[0] != 0 or host.query_start[-1] != tokens:
         raise ValueError(f"batch: query_start must run from 0 to the number of tokens, {tokens}")
@@ -352,7 +357,7 @@ def check_batch(host: HostBatch, kv: KVCache) -> None:
 
 
 def check_window(kv: KVCache, layer: int, window: int) -> None:
-    """Check that the pages of a layer keep what it sees."""
+    """Check that the pages of a layer keep what its window sees."""
     kept = kv.layout.groups[kv.places[layer][0]].window
     if kept and not 0 < window <= kept:
         raise ValueError(

@@ -16,30 +16,29 @@ from aioserve.ops.linear import Linear
 __all__ = ["ExpertGate", "Mixture", "Routes"]
 
 ExpertGate = Literal["silu", "gelu_tanh"] | ClampedSwiglu
-"""What makes `act(gate) * up` of gate and up."""
+"""Function that makes `act(gate) * up` of gate and up."""
 
 
 class Routes(NamedTuple):
-    """The experts of each row, by falling score."""
+    """Experts of each row, by falling score."""
 
     ids: Tensor
-    """int32 `[T, top_k]`: -1 for none, whose part of the sum is 0."""
+    """int32 `[T, top_k]`; -1 for no expert, whose part of the sum is 0."""
     weights: Tensor
     """float32 `[T, top_k]`."""
 
 
 class Mixture:
-    """Gated MLPs, `down(act(gate(x)) * up(x))`, of which each row has some.
+    """Gated MLPs, `down(act(gate(x)) * up(x))`, of which each row uses some.
 
-    A row's result is the sum of its experts' results, float32 until it is rounded once, times their
-    weights, in the order of its `Routes`.
+    A row's result is the sum of its experts' results times their weights, in the order of its
+    `Routes`. Sums are float32 and rounded once.
 
-    Args:
-        ups: `[2 * inner, hidden]` of each expert: the gate, then up.
-        downs: `[hidden, inner]` of each, with results in float32.
-        correction: float32 `[experts]`, added to the scores that choose, not to those that weigh.
+    - ups: `[2 * inner, hidden]` of each expert: the gate, then up.
+    - downs: `[hidden, inner]` of each expert, with results in float32.
+    - correction: float32 `[experts]`, added to the scores that choose, not to those that weigh.
 
-    Raises ValueError where linear layers don't fit each other or `routing`.
+    Raises ValueError if linear layers don't fit each other or `routing`.
     """
 
     def __init__(
@@ -79,13 +78,13 @@ class Mixture:
             )
 
     def route(self, scores: Tensor) -> Routes:
-        """The experts of each row of a router's scores, float32 `[T, experts]`. A row with
-        NaN or +inf, or with nothing but -inf, has NaN weights."""
+        """Experts of each row of a router's scores, float32 `[T, experts]`. A row with NaN or +inf,
+        or with only -inf, has NaN weights."""
         routing = self.routing
         check_tensor("scores", scores, torch.float32, (len(scores), routing.experts), scores.device)
         own = scores.sigmoid() if routing.sigmoid else scores.softmax(-1)
         by_scores = routing.sigmoid or self.correction is not None or routing.group_best > 1
-        keys = own if by_scores else scores  # a softmax makes some scores equal that differ
+        keys = own if by_scores else scores  # a softmax makes some different scores equal
         if self.correction is not None:
             keys = keys + self.correction
         if routing.top_groups < routing.groups:
@@ -147,5 +146,5 @@ def _gated(kind: ExpertGate, gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _highest(keys: Tensor, count: int) -> Tensor:
-    """The columns of the highest of each row, the lowest of equal ones first."""
+    """Columns of the highest of each row, the lowest of equal ones first."""
     return keys.argsort(dim=-1, descending=True, stable=True)[:, :count]

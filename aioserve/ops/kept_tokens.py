@@ -1,5 +1,5 @@
-"""Which tokens of a row of logits may be drawn, in torch: temperature, top_k, top_p, min_p and
-typical_p, as `aioserve/sampling/sampler.py` defines them."""
+"""Tokens of a row of logits that may be drawn, in torch: temperature, top_k, top_p, min_p and
+typical_p. `aioserve/sampling/sampler.py` defines them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["kept_tokens", "scaled"]
 
 
 def scaled(row: Tensor, temperature: float) -> Tensor:
-    """A row of logits, float64 `[V]` with a finite largest, divided by a temperature above 0, with
-    a largest of 0."""
+    """Divide a row of logits, float64 `[V]` with a finite largest, by a temperature above 0. The
+    result has a largest of 0."""
     return (row - row.max()) / temperature
 
 
 def kept_tokens(scores: Tensor, rows: SampleRows, index: int) -> Tensor | None:
-    """Ids that may be drawn from a row of scaled logits, by the parameters of the row at `index`,
-    by falling logit: int64 `[kept]`; None where nothing is left out."""
+    """Ids that may be drawn from a row of scaled logits, by falling logit: int64 `[kept]`. None if
+    all may. The parameters are those of the row at `index`."""
     top_k, top_p = int(rows["top_k"][index]), float(rows["top_p"][index])
     min_p, typical_p = float(rows["min_p"][index]), float(rows["typical_p"][index])
     vocab = len(scores)

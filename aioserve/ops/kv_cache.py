@@ -1,7 +1,7 @@
-"""The memory that holds keys and values, in pages.
+"""Memory that holds keys and values, in pages.
 
-Knows sizes and layout. Which request owns a page is the business of `aioserve.kv`; a backend
-allocates the memory.
+Knows sizes and layout. `aioserve.kv` decides which request owns a page; a backend allocates the
+memory.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class KVShape(NamedTuple):
     """Pages of all groups together."""
     page_size: int
     latent_rank: int = 0
-    """With r > 0 a page holds one row of `head_dim` numbers for each token, which is its key, and
-    whose first r numbers are its value; else keys and values."""
+    """Number r of value numbers in latent pages; 0 for pages of keys and values. A latent page
+    holds one row of `head_dim` numbers per token, which is its key, and whose first r numbers are
+    its value."""
 
     @property
     def entry(self) -> KVEntry:
@@ -64,11 +65,11 @@ class KVShape(NamedTuple):
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes that one page takes, keys and values of all layers of a group together."""
+        """Bytes of one page: keys and values of all layers of a group together."""
         return self.layout.bytes_per_page(self.page_size)
 
     def plain(self) -> tuple[int, ...]:
-        """The shape of `PlainKVCache.storage`.
+        """Return the shape of `PlainKVCache.storage`.
 
         Raises ValueError for a size below 1, naming it, and for a format with more than values.
         """
@@ -97,14 +98,15 @@ class KVShape(NamedTuple):
 
 
 def format_of_floats(dtype: torch.dtype) -> KVFormat:
-    """The format that keeps KV as it is computed, in floats of this dtype."""
+    """Return the format that keeps KV as it is computed, in floats of this dtype."""
     return KVFormat.of_floats(str(dtype).removeprefix("torch."), dtype.itemsize)
 
 
 def lazy_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory of the process that costs nothing until it is touched, in huge pages if there are any.
+    """Allocate memory of the process that costs nothing until it is touched, in huge pages if
+    possible.
 
-    Attention jumps between KV pages all over this memory; with pages of 4 KiB each jump misses the
+    Attention jumps between KV pages all over this memory. With pages of 4 KiB each jump misses the
     TLB, which takes a quarter of the time of a decode over cold caches.
     """
     if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
@@ -120,10 +122,10 @@ def lazy_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 class KVCache(ABC):
     """Key and value pages of every layer.
 
-    `storage` holds them as the kernels of a backend read them; its shape begins with
-    `[num_pages, layers_per_page, 2, num_kv_heads]`, where index 0 of the third axis holds keys, 1
-    values; latents, which are both, have 1 in place of 2. A page is one block of memory. A page
-    that was never written holds arbitrary bits.
+    `storage` holds them as the kernels of a backend read them. Its shape begins with `[num_pages,
+    layers_per_page, 2, num_kv_heads]`. Index 0 of the third axis holds keys, 1 values; latents,
+    which are both, have 1 in place of 2. A page is one block of memory. A page that was never
+    written holds arbitrary bits.
     """
 
     __slots__ = (
@@ -141,7 +143,7 @@ class KVCache(ABC):
     )
 
     def __init__(self, storage: torch.Tensor, shape: KVShape) -> None:
-        # Read by every op of every layer: an attribute costs a tenth of a tensor's shape.
+        # Every op of every layer reads these: an attribute costs a tenth of a tensor's shape.
         self.storage: torch.Tensor = storage
         self.layout: KVLayout = shape.layout
         self.places: tuple[tuple[int, int], ...] = shape.layout.places
@@ -157,12 +159,12 @@ class KVCache(ABC):
 
     @abstractmethod
     def prefault(self, first: int, end: int) -> None:
-        """Has the system provide the memory of pages [first, end), as a first write would."""
+        """Let the system provide the memory of pages [first, end), as a first write would."""
 
 
 class PlainKVCache(KVCache):
-    """`storage` is `[num_pages, layers_per_page, 2, num_kv_heads, page_size, head_dim]`, or of
-    latents with 1 in place of 2."""
+    """Pages as plain tensors: `storage` is `[num_pages, layers_per_page, 2, num_kv_heads,
+    page_size, head_dim]`. Latents have 1 in place of 2."""
 
     __slots__ = ("layers",)
 
@@ -186,16 +188,16 @@ class PlainKVCache(KVCache):
         return self.storage.stride(0)
 
     def layer(self, index: int) -> Layer:
-        """`(k_pages, v_pages)`, each `[num_pages, num_kv_heads, page_size, head_dim]`, whose pages
-        lie apart; of latents the same pages twice."""
+        """`(k_pages, v_pages)`, each `[num_pages, num_kv_heads, page_size, head_dim]`, with strides
+        between pages. For latents the same pages twice."""
         return self.layers[index]
 
     def prefault(self, first: int, end: int) -> None:
-        """Do nothing: the first write has the memory provided."""
+        """Do nothing: the first write provides the memory."""
 
 
 def copy_plain_pages(caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
-    """`Backend.copy_pages` of plain caches by torch, on whatever device they are."""
+    """Do `Backend.copy_pages` for plain caches in torch, on any device."""
     for source_cache, source, target_cache, target, tokens in copies.tolist():
         from_page = caches[source_cache].storage[source]
         to_page = caches[target_cache].storage[target]

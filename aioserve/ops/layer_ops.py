@@ -1,7 +1,7 @@
 """Ops with which a decoder computes one batch.
 
-`LayerOps` is what layers call. `TensorOps` runs each op at once on a backend. A backend that can
-record has a class of its own, with values that stand for later results: it makes a `StepProgram`.
+Layers call `LayerOps`. `TensorOps` runs each op at once on a backend. A backend that can record has
+a class of its own, whose values stand for later results: it makes a `StepProgram`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ X = TypeVar("X")
 """A matrix with a row for each token of the batch, or for each row whose logits are wanted."""
 
 Embedding = Tensor | Linear
-"""A table `[vocab, H]`, plain or as a linear layer keeps it."""
+"""A table `[vocab, H]`, plain or in the form of a linear layer."""
 
 
 class RotarySource(Protocol):
@@ -42,7 +42,7 @@ class RotarySource(Protocol):
 
 
 class RowOps(ABC, Generic[X]):
-    """Ops that need rows and weights alone. Ops without a result change x.
+    """Ops that need only rows and weights. Ops without a result change x.
 
     Results are rounded once, to the dtype of the first argument.
     """
@@ -57,29 +57,29 @@ class RowOps(ABC, Generic[X]):
 
     @abstractmethod
     def rms_norm(self, x: X, norm: RMSNorm, residual: X | None = None) -> X:
-        """The norm of each row of x `[T, H]`.
+        """Norm of each row of x `[T, H]`.
 
-        With a residual `[T, H]`, add x to it in place, and return the norm of the sum as it was
-        stored, rounded to the residual's dtype.
+        With a residual `[T, H]`, x is first added to it in place. The norm is then that of the sum
+        as it was stored, rounded to the residual's dtype.
         """
 
     @abstractmethod
     def norm_columns(self, x: X, norm: RMSNorm, first: int) -> None:
-        """The norm of each row's columns from `first` on, as many as it has weights, in their
-        place: x `[T, N]`."""
+        """Norm, in place, of as many columns of each row as there are weights, from `first` on: x
+        `[T, N]`."""
 
     @abstractmethod
     def layer_norm(self, x: X, norm: LayerNorm, residual: X | None = None) -> X:
-        """The norm of each row of x `[T, H]`; with a residual, as `rms_norm` has one."""
+        """Norm of each row of x `[T, H]`; a residual works as in `rms_norm`."""
 
     @abstractmethod
     def gated(self, gate_up: X, *, gelu: bool) -> X:
-        """`act(gate) * up` of `[T, 2 * I]` holding gate then up; returns `[T, I]`. The activation
-        is `gelu` in its tanh approximation, or silu."""
+        """`act(gate) * up` of `[T, 2 * I]` holding gate then up; returns `[T, I]`. With `gelu` the
+        activation is gelu in its tanh approximation, else silu."""
 
     @abstractmethod
     def activated(self, x: X, kind: Activation) -> X:
-        """The activation of each number of `[T, I]`."""
+        """Activation of each number of `[T, I]`."""
 
     @abstractmethod
     def sigmoid_scale(self, x: X, gate: X) -> None:
@@ -95,11 +95,11 @@ class LayerOps(RowOps[X]):
 
     @abstractmethod
     def embed(self, table: Embedding) -> X:
-        """The rows of the batch's token ids, in memory of their own."""
+        """Rows of the batch's token ids, in memory of their own."""
 
     @abstractmethod
     def given(self, columns: int) -> X:
-        """The rows `[T, columns]` that were given beside the batch, in memory of their own."""
+        """Rows `[T, columns]` that were given beside the batch, in memory of their own."""
 
     @abstractmethod
     def beside(self, x: X, y: X) -> X:
@@ -107,7 +107,7 @@ class LayerOps(RowOps[X]):
 
     @abstractmethod
     def spread(self, x: X, columns: Tensor, size: int) -> X:
-        """float32 `[S, size]` with x, float32 `[S, N]`, in `columns`, int64 `[N]`, which differ;
+        """float32 `[S, size]` with x, float32 `[S, N]`, in `columns`, int64 `[N]`, all different;
         -inf in the others."""
 
     @abstractmethod
@@ -119,8 +119,8 @@ class LayerOps(RowOps[X]):
 
     @abstractmethod
     def experts(self, x: X, scores: X, mixture: Mixture) -> X:
-        """The sum of the experts of each row of x `[T, hidden]` that its scores, float32
-        `[T, experts]`, choose: `[T, hidden]`."""
+        """Sum of the experts that the scores, float32 `[T, experts]`, choose for each row of x,
+        `[T, hidden]`. Returns `[T, hidden]`."""
 
     @abstractmethod
     def rotary_kv_write(
@@ -142,17 +142,17 @@ class LayerOps(RowOps[X]):
 
     @abstractmethod
     def logit_rows(self, x: X) -> X:
-        """The rows whose logits are wanted, in memory of their own."""
+        """Rows whose logits are wanted, in memory of their own."""
 
     @abstractmethod
     def keep(self, x: X, column: int) -> None:
-        """Copy x to the columns from `column` on of what is kept of the batch. All that is kept
-        has a row for each token, or all has one for each row whose logits are wanted."""
+        """Copy x to the kept columns from `column` on. Everything kept has a row for each token, or
+        everything has one for each row whose logits are wanted."""
 
 
 class LogitEdits(Protocol):
-    """Changes of a step's logits between the model and the draw. Rows that it doesn't name stay as
-    the model's own ops left them."""
+    """Changes of a step's logits between the model and the draw. Other rows stay as the model's own
+    ops left them."""
 
     @property
     def rows(self) -> Collection[int]:
@@ -178,9 +178,9 @@ class StepProgram(ABC):
     ) -> Tensor:
         """Write the batch's keys and values into `kv`; return logits, float32 `[S, V]`.
 
-        states: `[T, columns]` or `[S, columns]` in the program's dtype, which `LayerOps.keep`
-            fills; None where nothing is kept.
-        given: what `LayerOps.given` gives, in the program's dtype; None where nothing is.
+        - states: `[T, columns]` or `[S, columns]` in the program's dtype, filled by
+          `LayerOps.keep`. None if nothing is kept.
+        - given: result of `LayerOps.given`, in the program's dtype. None if nothing is given.
         """
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Linear layers over a weight that a backend keeps in a form of its own.
 
-Knows weights, rows and dtypes; knows nothing about models or batches of requests.
+Knows weights, rows and dtypes; must not know models or batches of requests.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ __all__ = ["HeldWeight", "Linear", "PerHeadLinear", "TorchPerHead", "check_per_h
 
 
 HeldWeight = Tensor | _native.LinearKernel | HeldLinear
-"""A weight in memory: plain floats, or what was made for CPUs or for GPUs while it was read."""
+"""A weight in memory: plain floats, or made for CPUs or GPUs while it was read."""
 
 
 def plain(weight: HeldWeight, backend: str) -> Tensor:
-    """The weight where it is plain. Raises TypeError naming the backend that knows no other."""
+    """Return a plain weight. Raises TypeError for other forms, naming the backend that computes
+    only plain ones."""
     if not isinstance(weight, Tensor):
         raise TypeError(f"the backend {backend} computes no {type(weight).__name__}")
     return weight
@@ -90,7 +91,7 @@ class Linear(ABC):
     def rows(self, ids: Tensor) -> Tensor:
         """weight[ids]: ids int64 [n] -> [n, in_features] in the weight's dtype.
 
-        This is the embedding where the head is tied to it, without a second copy of the table.
+        This is the embedding if the head is tied to it, without a second copy of the table.
 
         Raises IndexError for an id outside [0, out_features).
         """
@@ -117,7 +118,7 @@ class PerHeadLinear(ABC):
     """A product for each head of a row: head h of y is head h of x times the weight of head h.
 
     x: `[T, H * (K + passed)]`, y: `[T, H * (N + passed)]`, of the weights' dtype. The last `passed`
-    numbers of each head of x stand behind its product in y, as they are. Sums are float32.
+    numbers of each head of x follow its product in y, unchanged. Sums are float32.
     """
 
     __slots__ = ("dtype", "in_columns", "num_bytes", "out_columns")
@@ -162,8 +163,8 @@ def check_per_head(weight: Tensor, passed: int) -> tuple[int, int, int]:
 
 
 class TorchPerHead(PerHeadLinear):
-    """`torch.bmm` over the plain weights, on one of torch's devices. Its sums may be taken in
-    another order for other numbers of rows."""
+    """`torch.bmm` over the plain weights, on one of torch's devices. The order of its sums may
+    depend on the number of rows."""
 
     __slots__ = ("_passed", "_weight")
 

@@ -3,8 +3,8 @@
 Checks shapes, dtypes and strides, then hands addresses to `aioserve._native`, which releases the
 GIL. All tensors of a call live on the CPU and share one dtype (rotary tables: float32).
 
-Each result row depends only on its own sequence and position: not on its neighbours in the batch,
-the number of threads, the page size, or where a prefill was cut into chunks, all to the last bit.
+Each result row depends only on its own sequence and position, to the last bit. Neighbours in the
+batch, the number of threads, the page size, and the cuts of a prefill into chunks don't matter.
 Another instruction set may round differently.
 """
 
@@ -104,7 +104,7 @@ class NativeBackend(Backend):
         return NativeMixture(routing, ups, downs, gate=gate, correction=correction)
 
     def allocate_kv(self, shape: KVShape) -> NativeKVCache:
-        """KV pages in memory that is resident once a page is written or prefaulted."""
+        """Allocate KV pages in memory that is resident once a page is written or prefaulted."""
         return NativeKVCache(shape)
 
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> NativeBatch:
@@ -141,7 +141,7 @@ class NativeBackend(Backend):
         return self._sampler.draw(largest, logits.numpy(), rows, last_tokens)
 
     def probabilities(self, logits: Tensor, rows: SampleRows) -> Tensor:
-        """As `Backend.probabilities`, with what is kept by the very code of `draw`."""
+        """Compute `Backend.probabilities`, deciding which tokens are kept by the code of `draw`."""
         logits, largest = self._with_largest(logits, rows)
         return self._sampler.probabilities(largest, logits, rows)
 

@@ -17,12 +17,12 @@ from aioserve.ops.native_types import CPU, address, own_linear
 __all__ = ["NativeMixture"]
 
 _GATES = ("silu", "gelu_tanh", "clamped_swiglu")
-"""In the order of `aioserve::mixture::GateKind`."""
+"""All gates, in the order of `aioserve::mixture::GateKind`."""
 
 
 class NativeMixture(Mixture):
-    """A row's result depends on that row alone, to the last bit, and on the order of the experts
-    only where scores are equal."""
+    """Mixture in C++. A row's result depends on that row alone, to the last bit. The order of the
+    experts matters only if scores are equal."""
 
     def __init__(
         self,

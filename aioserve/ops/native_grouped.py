@@ -1,8 +1,7 @@
-"""Weights of integers, and of codes of floats, with scales in groups: filled row by row, and
-multiplied as integers, or as the floats that they stand for, on CPUs.
+"""Weights of integers, and of codes of floats, with scales in groups, on CPUs.
 
-Knows arrays and their limits; which file format they come from is the business of
-`aioserve.models`.
+They are filled row by row, and multiplied as integers, or as the floats that they stand for. Knows
+arrays and their limits; `aioserve.models` knows the file formats that they come from.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ __all__ = ["CodedWeight", "GroupedWeight", "joined_linear", "permuted_linear"]
 
 
 class GroupedWeight:
-    """`w[o, i] = values[o, i] * scales[o, g] + minimums[o, g]` with `g = i // group_size`.
+    """Weight `w[o, i] = values[o, i] * scales[o, g] + minimums[o, g]` with `g = i // group_size`.
 
-    bits: 8 for values from -128 to 127; 6, 5 or 4 for values from -32 to 31, -16 to 15 or -8 to 7,
-    or where there are minimums for as many from 0 on; 4 with a table for the 16 numbers, from -128
-    to 127, that it has. group_size: 16, 32, 64, a multiple of 128, or in_features. dtype: of the
-    rows that are multiplied, of the bias, and of the rows that `NativeLinear.rows` gives; float32
-    or bfloat16.
+    - bits: 8 for values from -128 to 127. 6, 5 or 4 for values from -32 to 31, -16 to 15 or -8 to
+      7. With minimums, values begin at 0. 4 with a table of 16 numbers from -128 to 127.
+    - group_size: 16, 32, 64, a multiple of 128, or in_features.
+    - dtype: float32 or bfloat16, for the rows that are multiplied, the bias, and the rows that
+      `NativeLinear.rows` returns.
+    - scales: storage of scales and minimums. With `"float32"` it takes any, with `"float16"` and
+      `"bfloat16"` the numbers that these hold exactly. With `"multiples"`, as in k-quants, it takes
+      int8 multiples of one number for every 256 inputs of a row.
+    - has_zero_points: each minimum must be -(z * scale) with an integer z from -128 to 127, which
+      is stored in its place. Not with `"multiples"`.
+    - in_floats: rows of x stay floats. Results equal, to the bit, those of a `NativeLinear` of the
+      floats that the weight stands for, rounded to `dtype`. These are `w` as above in float32, with
+      the product rounded and then the sum, or (values - z) * scales, whose difference is exact.
 
-    scales: how scales and minimums are kept. `"float32"` takes any; `"float16"` and `"bfloat16"`
-    those that these hold; `"multiples"` those that are, in every 256 inputs of a row, multiples of
-    one number by int8, as in k-quants. With has_zero_points each minimum must be -(z * scale) with
-    an integer z from -128 to 127, which is kept in its place; not with `"multiples"`. Where less
-    holds them, fewer bytes are read for every token, and the results are the same to the bit.
+    A smaller storage reads fewer bytes for every token, and the results are the same to the bit.
 
-    Rows of x become int8, with a scale for each row and group of at most 128 inputs; products are
-    integers; scales meet them in float32 in the order of the groups. `native/linear/grouped/tile.h`
-    has the equations. All instruction sets and numbers of rows give the same bits. A row of x that
-    has a NaN or an infinity gives NaN.
-
-    in_floats: rows of x stay floats, and results are those of a `NativeLinear` of the floats that
-    the weight stands for, rounded to `dtype`, to the bit: `w` as above in float32, the product
-    rounded and then the sum, or (values - z) * scales, whose difference is exact.
+    Without in_floats, rows of x become int8, with a scale for each row and group of at most 128
+    inputs. Products are integers, and scales meet them in float32 in the order of the groups. The
+    equations are in `native/linear/grouped/tile.h`. All instruction sets and numbers of rows give
+    the same bits. A row of x with a NaN or an infinity gives NaN.
 
     Raises:
         TypeError: another dtype.
@@ -85,11 +84,12 @@ class GroupedWeight:
         scales: npt.NDArray[np.float32],
         minimums: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """Set the rows from `first` on: values int8 [n, in], scales and minimums float32
-        [n, groups]. Any thread may set any rows.
+        """Set the rows from `first` on: values int8 [n, in], scales and minimums float32 [n,
+        groups]. Any thread may set any rows.
 
-        Raises IndexError for rows that don't exist, ValueError for values that the bits don't hold
-        and for scales and minimums that wouldn't be kept exactly: nothing is set then.
+        Raises IndexError for rows that don't exist. Raises ValueError for values that the bits
+        don't hold, and for scales and minimums that wouldn't be stored exactly. Nothing is set
+        then.
         """
         native = self.native
         if (minimums is not None) is not native.has_minimums:
@@ -120,17 +120,18 @@ class GroupedWeight:
         self.native.set_bias(bias.data_ptr())
 
     def linear(self, out_dtype: torch.dtype | None = None) -> NativeLinear:
-        """The layer; rows may still be set while nothing is multiplied."""
+        """Return the layer. Rows may still be set while nothing is multiplied."""
         return NativeLinear.of_packed(self.native, out_dtype)
 
 
 class CodedWeight(GroupedWeight):
-    """`w[o, i] = numbers[values[o, i]] * scales[o, i // group_size]`, in float32 and rounded to
-    `dtype`: results are those of a `NativeLinear` of these floats, to the bit.
+    """Weight `w[o, i] = numbers[values[o, i]] * scales[o, i // group_size]`, in float32 and rounded
+    to `dtype`. Results equal those of a `NativeLinear` of these floats, to the bit.
 
-    numbers: float32 [16], finite; None: those of E4M3 (float8_e4m3fn), whose codes have 8 bits and
-    may not be NaN's. Values are the bytes of codes, as int8. Other arguments are those of
-    `GroupedWeight`.
+    - numbers: float32 [16], finite. None: those of E4M3 (float8_e4m3fn), whose codes have 8 bits
+      and may
+      not be NaN's.
+    - values are the bytes of codes, as int8. Other arguments are those of `GroupedWeight`.
     """
 
     def __init__(
@@ -159,9 +160,9 @@ class CodedWeight(GroupedWeight):
 def joined_linear(
     layers: Sequence[NativeLinear], out_dtype: torch.dtype | None = None
 ) -> NativeLinear:
-    """One layer whose outputs are those of `layers`, one after the other.
+    """Return one layer whose outputs are those of `layers`, one after the other.
 
-    Raises ValueError unless there are some, with the same in_features and dtype.
+    Raises ValueError for no layers, and for layers that differ in in_features or dtype.
     """
     return NativeLinear.of_packed(
         _native.JoinedKernel(tuple(layer.packed for layer in layers)), out_dtype
@@ -171,7 +172,7 @@ def joined_linear(
 def permuted_linear(
     layer: NativeLinear, order: npt.NDArray[np.int32], out_dtype: torch.dtype | None = None
 ) -> NativeLinear:
-    """The layer whose input order[i] is input i of `layer`.
+    """Return a layer whose input order[i] is input i of `layer`.
 
     Raises ValueError unless `order` names each input once.
     """

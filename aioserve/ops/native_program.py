@@ -1,7 +1,7 @@
 """Step programs of the native backend: recorded here, run by `aioserve._native` without the GIL.
 
-A recorded op checks its weights as the op itself would, so that a run has only the batch and the
-pages left to check.
+A recorded op checks its weights as the op itself would, so a run only has the batch and the pages
+left to check.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ NO_ROTATION = -1
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The result of a recorded op."""
+    """Result of a recorded op."""
 
     index: int
     columns: int
@@ -75,7 +75,7 @@ class NativeProgram(StepProgram):
         ops.program.finish(logits.index)
         self._vocab = logits.columns
         self.state_columns: int = ops.state_columns
-        """Number of columns of what it keeps."""
+        """Number of columns that it keeps."""
         self.given_columns: int = ops.given_columns
         """Number of columns of the rows that it is given."""
         self._dtype = dtype
@@ -112,8 +112,7 @@ class NativeProgram(StepProgram):
         if count != len(rows.slots):
             raise ValueError(f"rows must be {count} as the batch's logit_rows, got {len(rows)}")
         largest = self._sampler.room(count)
-        # The largest of each row come with the model's last layer: of most rows, nothing else is
-        # ever looked at.
+        # The model's last layer gives the largest logit of each row. Most rows need nothing else.
         kept = rows["temperature"] > 0
         if edits is not None:
             kept[list(edits.rows)] = True
@@ -129,12 +128,13 @@ class NativeProgram(StepProgram):
         return self._sampler.draw(largest, logits.numpy(), rows, last_tokens)
 
     def measure(self, on: bool) -> None:
-        """Count, from zero, how long each kind of op takes, or stop that."""
+        """Start counting the time of each kind of op, from zero, or stop that."""
         self._program.measure(on)
 
     @property
     def nanoseconds(self) -> Mapping[str, int]:
-        """Time of all runs since measuring began, by kind of op: linear, attention, rowwise."""
+        """Nanoseconds of all runs since measuring began, by kind of op: linear, attention,
+        rowwise."""
         return self._program.nanoseconds
 
     def _run(
@@ -145,7 +145,7 @@ class NativeProgram(StepProgram):
         given: Tensor | None,
         *outputs: int,
     ) -> None:
-        """Run the program; `outputs` are addresses as in `aioserve::program::Outputs`."""
+        """Run the program. `outputs` are addresses as in `aioserve::program::Outputs`."""
         if states is not None:
             rows = batch.logit_rows if self._program.keeps_logit_rows else batch.token_ids
             check_tensor("states", states, self._dtype, (len(rows), self.state_columns), CPU)
@@ -169,7 +169,7 @@ class NativeProgram(StepProgram):
 
 
 class _RecordedOps(LayerOps[Value]):
-    """Records each op into `program`; `kept` holds on to the weights that it reads."""
+    """Records each op into `program`, and holds on to the weights that it reads in `kept`."""
 
     def __init__(self, shape: KVShape, dtype: torch.dtype) -> None:
         sizes = shape.num_kv_heads, shape.head_dim, shape.latent_rank
@@ -316,7 +316,7 @@ class _RecordedOps(LayerOps[Value]):
         self.program.soft_cap(logits.index, cap)
 
     def _vector(self, name: str, tensor: Tensor, shape: tuple[int, ...]) -> int:
-        """The address of a tensor that stays as long as the program."""
+        """Address of a tensor that stays as long as the program."""
         check_tensor(name, tensor, self._dtype, shape, CPU)
         self.kept.append(tensor)
         return tensor.data_ptr()

@@ -1,7 +1,7 @@
 """Tokens from the logits of the native backend, of which the largest of each row is known.
 
-Each row is worked out by itself, in the same operations whatever its neighbours, its place in
-memory and the number of threads, so its token is the same in any batch.
+Each row is computed by itself, with the same operations in any batch. Its neighbours, its place in
+memory and the number of threads don't change its token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Largest", "NativeSampler"]
 
 
 class Largest:
-    """Room for `rows` rows: of each the first of the largest logits, or the first NaN."""
+    """Largest logits of up to `rows` rows: for each the first of the largest, or the first NaN."""
 
     __slots__ = ("addresses", "columns", "values")
 
@@ -30,21 +30,22 @@ class Largest:
         self.values: npt.NDArray[np.float32] = np.empty(rows, np.float32)
         self.columns: npt.NDArray[np.int64] = np.empty(rows, np.int64)
         self.addresses: tuple[int, int] = self.values.ctypes.data, self.columns.ctypes.data
-        """Addresses, asked for once: numpy makes an object for each question."""
+        """Addresses, asked for once: numpy makes an object each time."""
 
     def look_again(self, logits: Tensor, rows: Collection[int]) -> None:
-        """Search these rows of `logits`, float32 `[S, V]` contiguous, again: they were changed."""
+        """Search these rows of `logits`, float32 `[S, V]` contiguous, again, because they were
+        changed."""
         _native.largest_of(logits.data_ptr(), *logits.shape, list(rows), *self.addresses)
 
 
 class NativeSampler:
-    """Keeps room for the largest logits. Not thread-safe."""
+    """Draws tokens, and keeps room for the largest logits. Not thread-safe."""
 
     def __init__(self) -> None:
         self._largest = Largest(64)
 
     def room(self, rows: int) -> Largest:
-        """Room for this many rows or more; the next call reuses it."""
+        """Return room for this many rows or more. The next call reuses it."""
         if len(self._largest.values) < rows:
             self._largest = Largest(2 * rows)
         return self._largest
@@ -58,8 +59,8 @@ class NativeSampler:
     ) -> Drawn:
         """Draw as `Backend.draw` does; `largest` has the first S rows.
 
-        `logits`, float32 `[S, V]`, may be None where all rows are greedy, and greedy rows of it may
-        hold anything.
+        `logits`, float32 `[S, V]`, may be None if all rows are greedy. Greedy rows of it may hold
+        anything.
         """
         count = len(rows.slots)
         values, token_ids = largest.values[:count], largest.columns[:count].copy()
@@ -79,7 +80,8 @@ class NativeSampler:
         return Drawn(tokens, errors)
 
     def probabilities(self, largest: Largest, logits: Tensor, rows: SampleRows) -> Tensor:
-        """As `Backend.probabilities`, of contiguous logits; `largest` has the first S rows."""
+        """Compute `Backend.probabilities` from contiguous logits; `largest` has the first S
+        rows."""
         count = len(rows.slots)
         values, columns = largest.values[:count], largest.columns[:count]
         found = np.zeros(logits.shape, np.float32)

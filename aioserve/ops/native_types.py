@@ -1,7 +1,6 @@
-"""Types shared by Python and `aioserve._native`: dtypes, a step's batch, packed weights, KV
-pages.
+"""Types shared by Python and `aioserve._native`: dtypes, a step's batch, packed weights, KV pages.
 
-Knows how tensors become addresses; which op does what with them is the business of `native`.
+Turns tensors into addresses; `native` knows the ops that use them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _IS_BFLOAT16 = {torch.float32: False, torch.bfloat16: True}
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where a tensor's numbers are; 0: there is none."""
+    """Address of a tensor's numbers; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -52,14 +51,16 @@ class NativeBatch(Batch):
 
 
 class NativeLinear(Linear):
-    """C++ on the ops' own thread pool and instruction set, one layout for decode and prefill alike.
+    """Linear layer in C++, with one layout for decode and prefill. Uses the ops' own thread pool
+    and instruction set.
 
-    The packed copy is all that is kept. A row's result depends on that row alone, to the last bit:
-    not on how many rows there are, its place among them, threads, or other rows' NaNs. float32
-    results are the sums as they are. Every output of a weight of floats is one chain of additions
-    in the order of the inputs: of their products, or with AMX of the sums of 32 products each;
-    `GroupedWeight` says what an output of integers is. `benchmarks/linear.py` prints how both
-    compare with torch.
+    Only the packed copy is kept. A row's result depends on that row alone, to the last bit. The
+    number of rows, its place among them, threads, and other rows' NaNs don't matter. Results in
+    float32 are the sums themselves.
+
+    For a weight of floats, every output is one chain of additions in the order of the inputs. It
+    adds their products, or with AMX the sums of 32 products each. For a weight of integers, see
+    `GroupedWeight`. `benchmarks/linear.py` compares both with torch.
     """
 
     __slots__ = ("_apply", "_float32", "_item_bytes", "packed")
@@ -83,7 +84,8 @@ class NativeLinear(Linear):
 
     @classmethod
     def of_packed(cls, packed: _native.LinearKernel, out_dtype: torch.dtype | None = None) -> Self:
-        """The layer of a kernel whose weight is there already: packed while it was read, say."""
+        """Make the layer of a kernel that has its weight already, for example packed while it was
+        read."""
         layer = cls.__new__(cls)
         dtype = torch.bfloat16 if packed.bfloat16 else torch.float32
         layer._describe(packed.out_features, packed.in_features, dtype, out_dtype)
@@ -121,7 +123,7 @@ class NativeLinear(Linear):
 
 
 class NativePerHead(PerHeadLinear):
-    """Heads' products in C++: each row's result depends on that row alone, as `NativeLinear`'s."""
+    """Heads' products in C++. Each row's result depends on that row alone, as in `NativeLinear`."""
 
     __slots__ = ("kernel",)
 
@@ -152,7 +154,7 @@ def own_arrays(batch: Batch) -> _native.Batch:
 
 
 def is_bfloat16(name: str, dtype: torch.dtype) -> bool:
-    """Whether `dtype` is bfloat16. Raises TypeError naming `name` for a dtype that kernels lack."""
+    """True if `dtype` is bfloat16. Raises TypeError naming `name` for a dtype that kernels lack."""
     flag = _IS_BFLOAT16.get(dtype)
     if flag is None:
         raise TypeError(f"{name} must be float32 or bfloat16, got {dtype}")
@@ -168,11 +170,11 @@ def own_per_head(layer: PerHeadLinear) -> NativePerHead:
 
 
 class NativeKVCache(KVCache):
-    """KV pages of the process's own memory, laid out as in `native/ops/types.h`.
+    """KV pages in memory of this process, laid out as in `native/ops/types.h`.
 
-    `storage` has shape `[num_pages, layers_per_page, 2, num_kv_heads, page_size * padded_dim]`, or
-    of latents with 1 in place of 2, where `padded_dim` is the head size in whole steps of 4 bytes:
-    even for bfloat16.
+    The shape of `storage` is `[num_pages, layers_per_page, 2, num_kv_heads, page_size *
+    padded_dim]`; latents have 1 in place of 2. Heads are padded to `padded_dim` numbers, whole
+    steps of 4 bytes: an even number for bfloat16.
     """
 
     __slots__ = ("pages",)

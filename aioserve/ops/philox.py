@@ -1,11 +1,11 @@
 """Counter-based noise: a random number as a pure function of (seed, position, token id).
 
-There is no state to carry, so a draw doesn't depend on the batch, on the order of rows, or on how
+There is no state to carry. A draw doesn't depend on the batch, on the order of rows, or on how
 often a sequence was preempted and computed again. A token's noise doesn't depend on the other
-tokens that may be drawn, either. Knows numbers alone.
+tokens that may be drawn. Knows only numbers.
 
-Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3"
-(SC 2011).
+Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC
+2011).
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def exponentials(
     They are exponentially distributed with a mean of 1. `seed` and `position` are below 2**64, ids
     below 2**34.
 
-    The key is the seed. The counter is the position, in its lower half, the number of a call, and
-    1 where its words are upper halves of 64 random bits or 2 where they are lower halves. Call
-    16 b + l gives its four words to the tokens 64 b + l, 64 b + 16 + l, 64 b + 32 + l and
-    64 b + 48 + l: as many calls as a vector has lanes give words to neighbouring tokens.
+    The key is the seed. The lower half of the counter is the position. Then come the number of a
+    call, and 1 for the upper halves of 64 random bits or 2 for the lower halves. Call 16 b + l
+    gives its four words to the tokens 64 b + 16 j + l for j from 0 to 3. So the calls in the lanes
+    of a vector give words to neighbouring tokens.
     """
     calls = (token_ids // _TOKENS * _CALLS + token_ids % _CALLS).astype(np.uint64)
     own = (token_ids // _CALLS % 4)[:, None]
@@ -72,18 +72,18 @@ def exponentials(
         counter[:, 3] = half
         words.append(np.take_along_axis(philox4x32(counter, key), own, axis=1)[:, 0])
     bits = words[0] << _32 | words[1]
-    # The nearer end of the unit interval keeps its distance to the last bit.
+    # Near either end of the unit interval the distance is exact to the last bit.
     distance = (np.minimum(bits, ~bits).astype(np.float64) + 0.5) * _UNIT
     return np.where(bits >= _HALF, -np.log(distance), -np.log1p(-distance))
 
 
 def second_draws(seeds: Words, positions: Words) -> tuple[npt.NDArray[np.float64], Words]:
-    """A number in [0, 1), evenly distributed, and a seed for each of `seeds` and the position
-    beside it, all uint64 `[N]`: float64 `[N]` and uint64 `[N]`.
+    """A number in [0, 1), evenly distributed, and a seed, for each of `seeds` and the position
+    beside it. All are uint64 `[N]`, except for the numbers: float64 `[N]`.
 
-    For a second draw at a position whose `exponentials` have drawn a token: nothing of these shows
-    in the two, as the last word of the counter is 3. Its others are those of the position and 0;
-    the upper 53 of the first 64 bits are the number, the other 64 the seed.
+    They serve a second draw at a position whose `exponentials` have drawn a token, and are
+    independent of these, as the last word of the counter is 3. The other words are those of the
+    position and 0. The upper 53 of the first 64 bits are the number, the other 64 the seed.
     """
     counter = np.zeros((len(seeds), 4), np.uint64)
     counter[:, 0], counter[:, 1], counter[:, 3] = positions & _LOW, positions >> _32, _SECOND

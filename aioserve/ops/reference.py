@@ -44,7 +44,7 @@ __all__ = ["ReferenceBackend"]
 
 @dataclass(slots=True, frozen=True)
 class ReferenceBatch(Batch):
-    """`HostBatch` on the device; what loops run over stays on the host."""
+    """`HostBatch` on the device. Loops run over values on the host."""
 
     query_start: tuple[int, ...]
     context_lens: tuple[int, ...]
@@ -57,14 +57,14 @@ class ReferenceBatch(Batch):
     num_pages: int
     page_size: int
     windows: tuple[int, ...]
-    """Window of each group; 0: none."""
+    """Window of each group; 0 for none."""
 
 
 class TorchLinear(Linear):
     """`torch.nn.functional.linear` over the plain weight.
 
-    Its sums may be taken in another order for other numbers of rows, so rows can differ in their
-    last bits. From bfloat16 weights float32 results are sums rounded to bfloat16.
+    The order of its sums may depend on the number of rows, so rows can differ in their last bits.
+    From bfloat16 weights, float32 results are sums rounded to bfloat16.
     """
 
     __slots__ = ("_bias", "_weight")
@@ -97,8 +97,9 @@ class TorchLinear(Linear):
 
     @staticmethod
     def stacked(layers: Sequence[TorchLinear]) -> tuple[Tensor, Tensor | None]:
-        """The weights of layers of one shape as one tensor [layers, N, K], and their biases
-        [layers, N], if they have any. The layers have views of it from here on, nothing twice."""
+        """Stack the weights of layers of one shape into one tensor [layers, N, K], and their
+        biases, if any, into [layers, N]. The layers keep views of it, so nothing is stored
+        twice."""
         weight = torch.stack([layer._weight for layer in layers])
         biases = [layer._bias for layer in layers if layer._bias is not None]
         if biases and len(biases) < len(layers):
@@ -312,10 +313,10 @@ def _rms_norm(x: Tensor, norm: RMSNorm) -> Tensor:
 
 
 def _numbers_alone(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values `[T, H, ...]` with no NaN and no infinity among the values.
+    """Keys and values `[T, H, ...]` without NaN or infinity among the values.
 
-    Attention multiplies a value that a row doesn't see by 0, which makes no number of a NaN. Zeros
-    are in place of such a value, and NaN in that of its key: the rows that see it have that.
+    Attention multiplies unseen values by 0, and NaN times 0 is NaN. So a bad value becomes zeros,
+    and its key becomes NaN: only the rows that see it get NaN.
     """
     finite = values.isfinite().all(-1, keepdim=True)
     return keys.masked_fill(~finite, float("nan")), values.masked_fill(~finite, 0)
@@ -338,8 +339,8 @@ def _own_batch(at: KVLayer) -> ReferenceBatch:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first R of D dimensions, pairing `i` with `i + R / 2`, or `2 i` with `2 i + 1`
-    where they are interleaved; x `[T, H, D]` wide."""
+    """Rotate the first R of D dimensions, pairing `i` with `i + R / 2`, or `2 i` with `2 i + 1` if
+    they are interleaved. x is `[T, H, D]`, wide."""
     turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
     cos, sin = cos[:, None, :], sin[:, None, :]
     if interleaved:
@@ -352,8 +353,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def _race(scores: Tensor, kept: Tensor | None, seed: int, position: int) -> int:
-    """The id whose exponential, divided by its probability, is least: one of `kept`, or of all; of
-    one row of scaled logits."""
+    """Id with the least exponential divided by its probability, among `kept` or all, for one row of
+    scaled logits."""
     ids = torch.arange(len(scores)) if kept is None else kept.sort().values.cpu()
     noise = exponentials(seed, position, ids.numpy())
     return int(ids[int(np.argmin(np.log(noise) - scores.cpu()[ids].numpy()))])
