@@ -24,7 +24,8 @@ class GroupedWeight:
     """Weight `w[o, i] = values[o, i] * scales[o, g] + minimums[o, g]` with `g = i // group_size`.
 
     - bits: 8 for values from -128 to 127. 6, 5 or 4 for values from -32 to 31, -16 to 15 or -8 to
-      7. With minimums, values begin at 0. 4 with a table of 16 numbers from -128 to 127.
+      7. With minimums, these have as many values from 0 on. 4 with a table of 16 numbers from -128
+      to 127.
     - group_size: 16, 32, 64, a multiple of 128, or in_features.
     - dtype: float32 or bfloat16, for the rows that are multiplied, the bias, and the rows that
       `NativeLinear.rows` returns.

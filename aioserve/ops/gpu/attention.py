@@ -1,8 +1,8 @@
 """Paged attention: the prompts of a batch in one launch, its decodes in another.
 
-Decodes are Triton's. Prompts are too, unless a `PromptAttention` attends from them, which knows no
-sinks and gives no log-sum-exp. Latent pages have kernels of their own.
-See `aioserve.ops.Backend.paged_attention` for what is computed.
+Triton computes decodes. It computes prompts too, unless a `PromptAttention` does, which has no
+sinks and no log-sum-exp. Latent pages have kernels of their own.
+`aioserve.ops.Backend.paged_attention` defines the result.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def paged_attention(
     prompts: PromptAttention | None = None,
     log_sum_exp: Tensor | None = None,
 ) -> Tensor:
-    """The rows of all tokens. Arguments that fit each other are given. `tiles`: None for those of
-    the device.
+    """Attend from all tokens. Arguments must fit each other. `tiles` is None for those of the
+    device.
 
     Raises ValueError for a scale that isn't above 0.
     """

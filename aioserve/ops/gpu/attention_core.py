@@ -1,8 +1,8 @@
-"""Functions that prefill and decode share: where keys lie, and softmax in one pass.
+"""Functions that prefill and decode share: addresses of keys, and softmax in one pass.
 
-Scores are in units of log2, so that weights are powers of two. A row keeps the largest score that
-it has seen (`top`), the sum of its weights relative to it (`total`) and their weighted values
-(`acc`), all float32: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+Scores are in units of log2, so that weights are powers of two. A row keeps the largest score so far
+(`top`), the sum of its weights relative to it (`total`) and their weighted values (`acc`), all
+float32. See Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 
 Two compilations of these functions must round alike, so sums of products are explicit `fma`s
 wherever a compiler could choose.
@@ -40,8 +40,8 @@ _LOG2_E = math.log2(math.e)
 def score_units(kind: AttentionKind) -> tuple[float, float]:
     """Return (factor, cap) of scores in units of log2.
 
-    A soft cap is a tanh, made of a power of two: c * tanh(s / c) is c - 2 * c / (1 + 2 ** (2 * s /
-    c * log2(e))).
+    A soft cap is a tanh, computed from a power of two. `c * tanh(s / c)` equals `c - 2 * c / (1 + 2
+    ** (2 * s / c * log2(e)))`.
     """
     factor = kind.scale * _LOG2_E
     if kind.soft_cap > 0:
@@ -50,7 +50,7 @@ def score_units(kind: AttentionKind) -> tuple[float, float]:
 
 
 def launch_constants(kv: KVCache, group: int, kind: AttentionKind, tile: Tile) -> dict[str, Any]:
-    """Return what a launch is compiled for, with `group` query heads for each KV head."""
+    """Return the constants of a launch, with `group` query heads for each KV head."""
     return {
         "GROUP": group,
         "KV_HEADS": kv.num_kv_heads,
@@ -81,9 +81,9 @@ def key_offsets(
 ):
     """Offsets of keys `start` to `start + KEYS` of a KV head in a layer's pages, int64 [KEYS].
 
-    `pages` is the sequence's row of the page table, and a layer's pages are `page_stride` numbers
+    `pages` is the sequence's row of the page table. A layer's pages are `page_stride` numbers
     apart. Keys that are not `held` get an offset that must not be read, and no page is looked up
-    for them alone. `start` is a multiple of KEYS, and some key is held.
+    only for them. Requires a `start` that is a multiple of KEYS, and some held key.
     """
     at = start + tl.arange(0, KEYS)
     if PAGE_SIZE % KEYS == 0:
@@ -97,7 +97,7 @@ def key_offsets(
 def load_keys(
     base, offsets, held, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Keys or values [KEYS, DIMS]. Zero where not `held`, which counts with MASKED alone."""
+    """Keys or values [KEYS, DIMS]. With MASKED, zero where not `held`."""
     dims = tl.arange(0, DIMS)
     at = base + offsets[:, None] + dims[None, :]
     if MASKED:
@@ -121,9 +121,9 @@ def capped(products, factor, cap):
 
 @triton.jit
 def fold(scores, factor, values, top, total, acc, PRECISION: tl.constexpr):
-    """Take in keys with `scores * factor`, -inf for those that a row doesn't see."""
+    """Fold in keys with `scores * factor`, which are -inf for keys that a row doesn't see."""
     higher = tl.maximum(top, tl.max(scores, 1) * factor)
-    # A row that has seen no key yet: -inf minus -inf would be NaN.
+    # For a row that has seen no key yet, -inf minus -inf would be NaN.
     base = tl.where(higher == float("-inf"), 0.0, higher)
     keep = tl.exp2(top - base)
     weights = tl.exp2(tl.fma(scores, factor, -base[:, None]))
@@ -134,7 +134,7 @@ def fold(scores, factor, values, top, total, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def merge(top, total, acc, part_top, part_total, part_acc):
-    """Take in what another part of the context came to."""
+    """Merge the results of another part of the context."""
     higher = tl.maximum(top, part_top)
     base = tl.where(higher == float("-inf"), 0.0, higher)
     keep = tl.exp2(top - base)
@@ -146,7 +146,7 @@ def merge(top, total, acc, part_top, part_total, part_acc):
 
 @triton.jit
 def add_sink(top, total, acc, sink):
-    """Take in a score without a value, in natural units."""
+    """Fold in a score without a value, in natural units."""
     part_top = sink * 1.4426950408889634
     higher = tl.maximum(top, part_top)
     base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -157,11 +157,11 @@ def add_sink(top, total, acc, sink):
 
 @triton.jit
 def log_sum_exp(top, total):
-    """The natural logarithm of the sum of all weights: -inf in a row that saw no key."""
+    """Natural logarithm of the sum of all weights: -inf in a row that saw no key."""
     return tl.fma(top, 0.6931471805599453, tl.log(tl.where(total == 0.0, 1.0, total)))
 
 
 @triton.jit
 def finish(total, acc):
-    """Attention's result: 0 in a row that saw no key."""
+    """Result of attention: 0 in a row that saw no key."""
     return acc / tl.where(total == 0.0, 1.0, total)[:, None]

@@ -2,11 +2,11 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Attention of one token per sequence, with its context in parts.
 
-The query heads that share a KV head are the rows of a tile: one read of keys and values serves
-them. What a part is depends on the context alone. Each is attended to by itself, and their results
-are merged in order: within one program (`num_splits` 1), or by a second kernel, after several
-programs have left their parts' results in memory. Both do the same arithmetic, so a row has the
-same bits however the work is shared. Flash decoding, after Dao and others, 2023.
+The query heads that share a KV head are the rows of a tile, so one read of keys and values serves
+them. The parts depend only on the context. Each part is attended to separately, and their results
+are merged in order. That happens within one program (`num_splits` 1), or in a second kernel after
+several programs have stored the results of their parts. Both do the same arithmetic, so a row has
+the same bits however the work is shared. Flash decoding, after Dao and others, 2023.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def decode_kernel(
 ):
     """Program (sequence, KV head and ROWS of its query heads, split).
 
-    With SPLIT a part's values go to `partials` [B, Hq, capacity, D], relative to the largest score,
-    and that and the sum of the weights to `sums` [B, Hq, capacity, 2]. Otherwise there is one
-    split, and the result goes to `out`, with the score of `sinks` [Hq] taken in, and its
-    log-sum-exp to `log_sums` [T, Hq]. Either may be None.
+    With SPLIT a part's values go to `partials` [B, Hq, capacity, D], relative to the largest score.
+    That score and the sum of the weights go to `sums` [B, Hq, capacity, 2]. Otherwise there is one
+    split, and the result goes to `out`. It includes the score of `sinks` [Hq], and its log-sum-exp
+    goes to `log_sums` [T, Hq]. Either may be None.
     """
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) % KV_HEADS
@@ -128,7 +128,7 @@ def decode_kernel(
     all_total = tl.zeros([ROWS], tl.float32)
     all_acc = tl.zeros([ROWS, DIMS], tl.float32)
     top, total, acc = all_top, all_total, all_acc
-    # One loop over blocks, not one in another: loads run ahead across the ends of parts.
+    # One loop over blocks, not nested ones: loads run ahead across the ends of parts.
     for block in tl.range(start, stop):
         first = (first_block + block) * KEYS
         keys = first + tl.arange(0, KEYS)
@@ -184,7 +184,7 @@ def merge_kernel(
     DIMS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Program (sequence, query head): merges its parts, with AT_ONCE of them on their way."""
+    """Program (sequence, query head): merges its parts, loading AT_ONCE of them at a time."""
     sequence = tl.program_id(0).to(tl.int64)
     row = sequence * QUERY_HEADS + tl.program_id(1)
     dims = tl.arange(0, DIMS)[None, :]
@@ -221,13 +221,13 @@ def decode(
     kind: AttentionKind,
     tiles: AttentionTiles,
 ) -> None:
-    """Fill the first `num_decodes` rows of `out`, and of `log_sums` where there are any."""
+    """Fill the first `num_decodes` rows of `out`, and of `log_sums` if given."""
     batch, kv, layer = at
     decodes = batch.num_decodes
     if not decodes:
         return
     tile = tiles.decode
-    # Not by `triton.cdiv`, which takes the host more than a microsecond, here and in other ops.
+    # Here and in other ops, not `triton.cdiv`: it takes the host more than a microsecond.
     part_blocks = -(-tiles.part_keys // tile.keys)
     most_parts = max_parts(kv.num_kv_heads)
     # Parts of the longest context that the page table has room for.

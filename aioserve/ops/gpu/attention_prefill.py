@@ -2,12 +2,12 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Attention of prompts and chunks of prompts, of any lengths in one launch.
 
-A program has a tile of one block's rows for one KV head. Rows are tokens times the query heads
-that share the KV head, so that one read of keys and values serves all of them. It takes the keys
-that the tile sees from first to last; only tiles of keys at the edges need masks.
+A program has a tile of one block's rows for one KV head. Rows are tokens times the query heads that
+share the KV head, so one read of keys and values serves all of them. The program takes the keys
+that the tile sees from first to last. Only tiles of keys at the edges need masks.
 
-Keys are taken in tiles that begin at multiples of their size, whatever the chunk. So a row has the
-same bits in any chunk and any batch.
+Tiles of keys begin at multiples of their size, in any chunk. So a row has the same bits in any
+chunk and any batch.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def _attend(
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Fold in the keys from `start` to `stop`, multiples of KEYS but for the end.
+    """Fold in the keys from `start` to `stop`. Both are multiples of KEYS, except for the end.
 
-    With MASKED those before `oldest_key` or from `end` on aren't read, and rows see keys by their
+    With MASKED, keys before `oldest_key` or from `end` on aren't read, and rows see keys by their
     `position`. Without it every row sees them all.
     """
     for first in tl.range(start, stop, KEYS):
@@ -118,7 +118,7 @@ def prefill_kernel(
 ):
     """Program (block, KV head and tile of the block's rows).
 
-    `sinks` [Hq] and `log_sums` [T, Hq] are as in `attention_decode`.
+    `sinks` [Hq] and `log_sums` [T, Hq] are those of `attention_decode`.
     """
     block = tl.program_id(0)
     head = tl.program_id(1) % KV_HEADS
@@ -140,8 +140,8 @@ def prefill_kernel(
     block_position = context - tokens + skipped
     position = block_position + token
     here = (row < rows)[:, None] & (dims < HEAD_DIM)[None, :]
-    # Products of a token's number and a stride leave 32 bits. Inside a block they don't, and rows
-    # with offsets of 64 bits would hold registers that wide tiles lack.
+    # A token's number times a stride exceeds 32 bits. Inside a block it doesn't, and rows with
+    # offsets of 64 bits would hold registers that wide tiles lack.
     block_token = (sequence_start + skipped).to(tl.int64)
     q_at = token * row_stride + query_head * HEAD_DIM
     block_q = qkv + block_token * row_stride
@@ -202,8 +202,8 @@ def prefill(
     kind: AttentionKind,
     tiles: AttentionTiles,
 ) -> None:
-    """Fill the rows that the batch's `query_blocks` name of `out`, and of `log_sums` where there
-    are any."""
+    """Fill the rows of `out` that the batch's `query_blocks` name, and those of `log_sums` if
+    given."""
     batch, kv, layer = at
     blocks = batch.query_blocks.shape[0]
     if not blocks:

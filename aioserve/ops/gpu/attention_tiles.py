@@ -1,6 +1,6 @@
 """Choice of the tiles of attention: pure functions of the model's shape and the device.
 
-Nothing here depends on a batch but `decode_splits`, which changes no result.
+Only `decode_splits` depends on a batch, and it changes no result.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LONG_CONTEXT = 4096
 class Tile:
     """Tile that one program holds at a time, and options of its compilation.
 
-    A row is one query head of one token. A program has `rows` of them and takes `keys` at a time,
-    with the keys and values of `ahead` such turns on their way.
+    A row is one query head of one token. A program has `rows` of them and takes `keys` keys at a
+    time. The keys and values of the next `ahead` turns are being loaded meanwhile.
     """
 
     rows: int
@@ -52,16 +52,16 @@ class AttentionTiles(NamedTuple):
     prefill: Tile
     decode: Tile
     part_keys: int = PART_KEYS
-    """The fewest keys in a part of a decode's context, where the context is longer; in whole tiles
-    of keys. Long contexts have longer parts, `max_parts` of them."""
+    """Fewest keys in a part of a decode's context, if the context is longer; whole tiles of keys.
+    Long contexts have `max_parts` longer parts."""
 
 
 @lru_cache
 def attention_tiles(head_dim: int, dtype: torch.dtype, target: int) -> AttentionTiles:
-    """Tiles for a device of compute capability `target`: 80 for 8.0 (an A100), 90, 100.
+    """Choose tiles for a device of compute capability `target`: 80 for 8.0 (an A100), 90, 100.
 
-    What a program holds fits the device's shared memory: 163 KiB on 80, 227 KiB on 90 and 100.
-    Other devices have 99 KiB.
+    A program's tiles fit the device's shared memory: 163 KiB on 80, 227 KiB on 90 and 100. Other
+    devices have 99 KiB.
     """
     exact = dtype.itemsize == 4
     return AttentionTiles(
@@ -70,7 +70,7 @@ def attention_tiles(head_dim: int, dtype: torch.dtype, target: int) -> Attention
     )
 
 
-# Larger tiles than these spill registers: `python -m tests.ops.gpu.compile_kernels` shows it.
+# Larger tiles spill registers: `python -m tests.ops.gpu.compile_kernels` shows it.
 def _prefill(head_dim: int, target: int) -> Tile:
     if target in (90, 100):
         return Tile(128, 64, 8, 1) if head_dim <= 128 else Tile(128, 32, 8, 1)
@@ -81,7 +81,7 @@ def _prefill(head_dim: int, target: int) -> Tile:
     return Tile(64, 32, 4, 2) if head_dim <= 128 else Tile(32, 32, 4, 1)
 
 
-# 16 rows are the fewest that tensor cores take. Two programs or more share a multiprocessor.
+# Tensor cores take at least 16 rows. Two programs or more share a multiprocessor.
 def _decode(head_dim: int) -> Tile:
     return Tile(16, 64, 4, 2) if head_dim <= 128 else Tile(16, 32, 4, 2)
 
@@ -105,8 +105,9 @@ def max_parts(kv_heads: int) -> int:
 def decode_splits(decodes: int, kv_heads: int, max_context: int) -> int:
     """Programs for each decode's context that keep a device busy; at least 1.
 
-    Few decodes need several to fill the device. Many do too where one of them may be much longer
-    than the others, as long as not all too many programs find nothing to do.
+    Few decodes need several programs each to fill the device. With many decodes, one context may be
+    much longer than the others. Several programs then help too, as long as not too many find
+    nothing to do.
     """
     programs = max(1, decodes) * kv_heads
     filling = -(-_PROGRAMS // programs)

@@ -1,12 +1,12 @@
-"""Every op on one NVIDIA GPU: Triton's kernels, and torch for the rest; FlashInfer's for prompts,
-where a `prompt_attention` was set.
+"""Every op on one NVIDIA GPU: Triton's kernels, and torch for the rest. FlashInfer's kernels attend
+from prompts if a `prompt_attention` was set.
 
-Kernels are launched on torch's current stream, and the thread has made `device` the current one.
-No op but `draw` and `prepare` waits for the device; a runner has `inputs` and `sampling.draw`
-instead, which don't either.
+Kernels are launched on torch's current stream. The caller must have made `device` the current one.
+Only `draw` and `prepare` wait for the device. A runner uses `inputs` and `sampling.draw` instead,
+which don't wait.
 
 Attention, norms, rotation, draws and linear layers of integers depend on a row alone, to the last
-bit. Two others may take sums in another order in another batch: cuBLAS, which computes linear
+bit. Two libraries may take sums in another order in another batch: cuBLAS, which computes linear
 layers of floats, and FlashInfer.
 """
 
@@ -55,21 +55,21 @@ __all__ = ["CudaBackend", "GpuLinear"]
 
 
 class GpuLinear(TorchLinear):
-    """`TorchLinear`, by cuBLAS on a GPU, that leaves the host out of it."""
+    """`TorchLinear`, by cuBLAS on a GPU, without waiting on the host."""
 
     __slots__ = ()
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return rows by id. An id that is no row is an error that ruins the device: to check ids
-        first, the host would have to wait for them."""
+        """Return rows by id. An id that is no row is an error that ruins the device: the host would
+        have to wait for the ids to check them."""
         self._check_ids(ids)
         return functional.embedding(ids, self._weight)
 
 
 class CudaBackend(Backend):
-    """One CUDA device, or the CPU where Triton interprets its kernels.
+    """One CUDA device, or the CPU if Triton interprets its kernels.
 
-    Raises `ConfigError` for a device that is neither.
+    Raises `ConfigError` for other devices.
     """
 
     name = "cuda"
@@ -95,7 +95,7 @@ class CudaBackend(Backend):
             raise ConfigError(f"{chosen}: torch finds {torch.cuda.device_count()} CUDA devices")
         self.device: torch.device = chosen
         self.prompt_attention: PromptAttention | None = None
-        """Attention from prompts; None: Triton's kernels."""
+        """Attention from prompts; None for Triton's kernels."""
 
     def linear(
         self,
@@ -128,7 +128,7 @@ class CudaBackend(Backend):
         return PlainKVCache(storage, shape)
 
     def allocate_host_kv(self, shape: KVShape) -> PlainKVCache:
-        """Pinned, where the device is a GPU."""
+        """Allocate pinned memory if the device is a GPU."""
         sizes, pinned = _kv_sizes(shape), self.device.type == "cuda"
         storage = torch.empty(sizes, dtype=shape.dtype, pin_memory=pinned)
         return PlainKVCache(storage, shape)
@@ -136,7 +136,8 @@ class CudaBackend(Backend):
     def allocate_pages(
         self, shape: tuple[int, ...], dtype: torch.dtype, *, on_host: bool = False
     ) -> Tensor:
-        """Memory of the host is pinned, where the device is a GPU."""
+        """Allocate memory for data beside KV pages. Memory of the host is pinned if the device is a
+        GPU."""
         if on_host:
             return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
         return torch.empty(shape, dtype=dtype, device=self.device)

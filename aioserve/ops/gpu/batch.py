@@ -1,6 +1,6 @@
 """A step as the GPU's kernels read it.
 
-Knows shapes. Whatever a launch is sized by is an integer of the host.
+Knows shapes. Sizes of launches are integers of the host.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["QUERY_BLOCK", "GpuBatch", "GpuKVLayer", "HostPrompts"]
 QUERY_BLOCK = 128
 """Tokens of a sequence in one of `GpuBatch.query_blocks`.
 
-A block's rows are its tokens times the query heads that share a KV head, and tiles of rows divide
-it, whatever the number of heads: so blocks are the same for all models.
+A block's rows are its tokens times the query heads that share a KV head. Tiles of rows divide a
+block for any number of heads, so blocks are the same for all models.
 """
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class HostPrompts:
-    """The N sequences behind a step's decodes, on the host: for attention that is planned there.
+    """The N sequences behind a step's decodes, on the host, for attention that is planned there.
 
     query_counts  [N]        query tokens of each
     context_lens  [N]        entries in its KV pages after this step's writes
-    page_table    [G, N, P]  of each group of layers, dense rows; what lies behind a context's
-                             pages, or before the window of a group, is anything
+    page_table    [G, N, P]  of each group of layers, dense rows; arbitrary behind a context's
+                             pages, and before the window of a group
     """
 
     query_counts: npt.NDArray[np.int32]
@@ -53,11 +53,11 @@ class GpuBatch(Batch):
         query_blocks     int32 [N, 2]   of the sequences behind the decodes: (sequence, first query
                                         token within it) of each block of QUERY_BLOCK tokens
 
-    A padded decode is a sequence of its own: its row of the page table names a page without
-    an owner. With a context of 0 it attends to nothing and its row is 0.
+    A padded decode is a sequence of its own. Its row of the page table names a page without an
+    owner. With a context of 0 it attends to nothing and its row is 0.
 
-    `num_splits` programs share the context of a decode. It is a matter of speed: rows are the same
-    with any number, to the last bit.
+    `num_splits` programs share the context of a decode. Their number affects speed only: rows are
+    the same to the last bit.
     """
 
     query_start: torch.Tensor

@@ -1,4 +1,4 @@
-"""CuPy, imported where it is first needed: it comes with the extras for CUDA alone."""
+"""CuPy, imported when it is first needed, because only the CUDA extras install it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ __all__ = ["cupy_module"]
 
 
 def cupy_module() -> Any:
-    """The module `cupy`. Raises `ConfigError`, which says what to install, where it is no use."""
+    """Return the module `cupy`. Raises `ConfigError` if it can't be used, and says what to
+    install."""
     try:
         cupy = importlib.import_module("cupy")
-    except Exception as error:  # a CuPy of another CUDA fails with errors of the linker
+    except Exception as error:  # a CuPy for another CUDA fails with linker errors
         raise ConfigError(
             f"a CUDA device needs CuPy, which can't be imported ({error}): pip install "
             "'aioserve[cuda12]', or 'aioserve[cuda13]' for CUDA 13"

@@ -1,8 +1,8 @@
 """Pairs of rows and experts sorted by expert, on the device: the blocks that kernels multiply.
 
-A block is some pairs of one expert. How many blocks an expert has is known on the device alone: a
-launch has as many as there can be, and those that aren't needed end at once, so that no step waits
-for the host and all of it can be in a CUDA graph.
+A block has pairs of one expert. Only the device knows how many blocks an expert has. A launch
+therefore has the largest possible number, and blocks that aren't needed end at once. No step waits
+for the host, and all of it can be in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from torch import Tensor
 __all__ = ["ROWS", "Blocks", "Pairs", "sorted_pairs"]
 
 ROWS = 16
-"""Rows of a block. Always as many: one instruction multiplies them, whatever their number is."""
+"""Rows of a block. The number is fixed, so that one instruction multiplies them in any batch."""
 
 
 class Blocks(NamedTuple):
     """int32 [blocks] each."""
 
     experts: Tensor
-    """The block's expert; for a block that there isn't, the number of experts."""
+    """Expert of the block; for an unused block, the number of experts."""
     starts: Tensor
-    """Its first pair."""
+    """First pair of the block."""
     ends: Tensor
-    """The end of that expert's pairs."""
+    """End of that expert's pairs."""
 
 
 class Pairs(NamedTuple):
-    """Rows that each have an expert, sorted by expert; those without one are last."""
+    """Rows that each have an expert, sorted by expert. Those without one are last."""
 
     rows: Tensor
-    """int32 [pairs]: of what is multiplied."""
+    """int32 [pairs]: rows of the multiplied matrix."""
     experts: Tensor
-    """int64 [pairs]: for those without one, the number of experts."""
+    """int64 [pairs]; the number of experts for pairs without one."""
     blocks: Blocks
 
 
 def sorted_pairs(ids: Tensor, experts: int) -> tuple[Pairs, Tensor]:
-    """Sort ids [rows, top_k], -1 for none: the pairs, whose rows are those of the ids, and each
-    one's place, or -1, int32 [rows, top_k]."""
+    """Sort ids [rows, top_k], -1 for none. Returns the pairs, whose rows are those of the ids, and
+    each id's place or -1, int32 [rows, top_k]."""
     flat = ids.flatten().long()
     keys = torch.where(flat < 0, experts, flat)
     order = keys.argsort(stable=True)

@@ -101,10 +101,11 @@ def sum_kernel(
     TOP_K: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (row, tile of columns): the weighted parts of a row, in the order of its experts.
+    """Program (row, tile of columns): adds the weighted parts of a row, in the order of its
+    experts.
 
     parts    float32 [pairs, SIZE], sorted by expert
-    places   int32 [rows, TOP_K]: where a row's parts are; -1: there is none
+    places   int32 [rows, TOP_K]: places of a row's parts; -1 for none
     weights  float32 [rows, TOP_K]
     """
     row = tl.program_id(0).to(tl.int64)
@@ -121,7 +122,7 @@ def sum_kernel(
 
 
 class FloatExperts:
-    """Layers of floats of all experts as one tensor, which the layers have views of."""
+    """Layers of floats of all experts as one tensor, of which the layers hold views."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight [experts, out, in], bias [experts, out]."""
@@ -141,7 +142,7 @@ class FloatExperts:
         return self._weight.shape[1]
 
     def multiply(self, x: Tensor, pairs: Pairs, out: Tensor) -> None:
-        """Fill out [pairs, out_features], whose rows may lie apart, where pairs have an expert."""
+        """Fill out [pairs, out_features], whose rows may lie apart, for pairs with an expert."""
         experts, out_features, in_features = self._weight.shape
         expert_kernel[(len(pairs.blocks.experts), triton.cdiv(out_features, OUTPUTS))](
             x,
@@ -162,11 +163,11 @@ class FloatExperts:
 
 
 _Stacks = tuple[FloatExperts | GroupedExperts, ...]
-"""Layers of all experts: the outputs of each behind those of the one before."""
+"""Layers of all experts: the outputs of each follow those of the one before."""
 
 
 class GpuMixture(Mixture):
-    """A row is summed in one order, by one instruction, for any number of rows.
+    """Mixture on a GPU. A row is summed in one order, by one instruction, for any number of rows.
 
     Raises `UnsupportedModelError` for experts that aren't quantised alike.
     """
@@ -184,8 +185,8 @@ class GpuMixture(Mixture):
         self._up, self._down = _stacked(ups), _stacked(downs)
 
     def __call__(self, x: Tensor, routes: Routes) -> Tensor:
-        """As `Mixture` has it; ids that are no expert are nobody's affair here: to check them, the
-        host would have to wait for them."""
+        """Compute `Mixture.__call__`, without checking ids: the host would have to wait for
+        them."""
         rows, top_k = routes.ids.shape
         check_tensor("x", x, self.dtype, (rows, self.hidden), x.device)
         out = torch.empty_like(x)
@@ -228,7 +229,7 @@ def _stacked(layers: Sequence[Linear]) -> _Stacks:
 
 
 def _stack_of(runs: Sequence[GroupedRun | FloatRun]) -> FloatExperts | GroupedExperts:
-    """What multiplies runs that are alike."""
+    """Stack runs of the same kind."""
     floats = [run for run in runs if isinstance(run, FloatRun)]
     if floats:
         return FloatExperts.of(floats)
@@ -236,9 +237,9 @@ def _stack_of(runs: Sequence[GroupedRun | FloatRun]) -> FloatExperts | GroupedEx
 
 
 def _multiply(x: Tensor, pairs: Pairs, stacks: _Stacks, dtype: torch.dtype) -> Tensor:
-    """[pairs, out]: the rows of x, each with its expert's weight."""
+    """[pairs, out]: the rows of x, each times its expert's weight."""
     sizes = [stack.out_features for stack in stacks]
-    # Pairs without an expert have zeros: what is made of them is finite.
+    # Pairs without an expert get zeros, so results made from them are finite.
     out = torch.zeros((len(pairs.rows), sum(sizes)), dtype=dtype, device=x.device)
     for stack, part in zip(stacks, out.split(sizes, dim=1), strict=True):
         stack.multiply(x, pairs, part)

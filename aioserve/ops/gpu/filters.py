@@ -1,8 +1,8 @@
 """`min_p` and `typical_p` applied to rows of logits, in torch's own operations.
 
 Rows that ask for either are sorted whole, and `top_k` and `top_p` are applied here too, in their
-order; nothing is read back, so it may be part of a graph. What is left is drawn by the kernels of
-`sampling`. Rows are taken some at a time: the memory this takes doesn't grow with the batch.
+order. Nothing is read back, so it may be part of a graph. The kernels of `sampling` draw from the
+result. A few rows are taken at a time, so memory doesn't grow with the batch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def filtered(
     min_ps: Tensor,
     typical_ps: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, top_ks and top_ps that say the same without `min_ps` and `typical_ps`.
+    """Return logits, top_ks and top_ps that have the same effect without `min_ps` and `typical_ps`.
 
-    Rows that ask for neither, are greedy or have no finite largest logit stay as they are.
+    Rows that ask for neither, are greedy or have no finite largest logit stay unchanged.
     """
     out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     asks = ((min_ps > 0) | (typical_ps < 1)) & (temperatures > 0)
@@ -36,7 +36,7 @@ def filtered(
         some = logits[rows]
         largest = some.amax(1, keepdim=True)
         left = _left(
-            # A row that asks for nothing has a temperature that can be divided by as well.
+            # Rows that ask for neither divide by 1.
             (some.double() - largest) / torch.where(asks, temperatures, 1.0)[rows, None],
             *(each[rows, None] for each in (top_ks, top_ps, min_ps, typical_ps)),
         )
@@ -48,7 +48,8 @@ def filtered(
 def _left(
     scores: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor, typical_ps: Tensor
 ) -> Tensor:
-    """bool `[C, V]`. `scores`, float64, have a largest of 0 in each row; others are `[C, 1]`."""
+    """True for tokens that are kept: bool `[C, V]`. `scores`, float64, have a largest of 0 in each
+    row; others are `[C, 1]`."""
     vocab = scores.shape[1]
     ranked, order = scores.sort(dim=1, descending=True, stable=True)
     ranks = torch.arange(vocab, device=scores.device)
@@ -62,7 +63,7 @@ def _left(
 
     weights = torch.where(kept, ranked.exp(), 0.0)
     total = weights.sum(1, keepdim=True)
-    # -log(p) is as far from its mean, the entropy, as the score is from its own.
+    # The distance of -log(p) from its mean, the entropy, equals that of the score from its mean.
     mean = (weights * torch.where(kept, ranked, 0.0)).sum(1, keepdim=True) / total
     distance = torch.where(kept, (ranked - mean).abs(), math.inf)
     nearest, at = distance.sort(dim=1, stable=True)

@@ -1,17 +1,17 @@
-"""Attention from prompts by FlashInfer's kernels, on the pages and queries as they lie.
+"""Attention from prompts by FlashInfer's kernels, on the pages and queries in place.
 
-Decodes are not its business: they run in CUDA graphs, and FlashInfer plans every step on the host,
-for numbers of pages that a graph doesn't know.
+Decodes don't use it. They run in CUDA graphs, and FlashInfer plans every step on the host, for
+numbers of pages that a graph doesn't know.
 
-A plan is made once for a batch and for all layers alike. It is host work, and copies to the device
-that the host does not wait for; so its arrays stay unchanged until the copies are done:
+A plan is made once per batch and kind of layer. Planning is host work, with copies to the device
+that the host does not wait for. So its arrays stay unchanged until the copies are done:
 
     turn 0   [ plan 4 ]•            [ plan 6 waits for •, writes ]•
     turn 1              [ plan 5 ]•
 
-Each turn has pinned memory of its own for its arrays, and wrappers of its own, since each wrapper
-writes its schedule to pinned memory that it never waits for. A runner has two steps in flight at
-most, so the event of two plans ago is done and nothing is waited for.
+Each turn has pinned memory of its own for its arrays. It also has wrappers of its own, since each
+wrapper writes its schedule to pinned memory without waiting. A runner has at most two steps in
+flight, so the event of two plans ago is done and planning never waits.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ __all__ = [
 ]
 
 HEAD_DIMS = (64, 128, 256)
-"""Head sizes for which its kernels are made, which keys and values may both have, and which
-Triton's kernels take."""
+"""Head sizes for which FlashInfer has kernels, for keys and values alike, and Triton, too."""
 DTYPES = (torch.float16, torch.bfloat16)
 
 _TURNS = 2
@@ -55,12 +54,13 @@ _MIN_TILE_ROWS = 16
 
 
 def is_installed() -> bool:
-    """Whether FlashInfer is installed, without an import."""
+    """True if FlashInfer is installed. Doesn't import it."""
     return importlib.util.find_spec("flashinfer") is not None
 
 
 def import_flashinfer() -> Any:
-    """The module. It imports torch and much else: not for an event loop's thread."""
+    """Import and return the module. It imports torch and much else: not for an event loop's
+    thread."""
     return importlib.import_module("flashinfer")
 
 
@@ -73,9 +73,9 @@ def why_not(
     max_tokens: int,
     max_sequences: int,
 ) -> str | None:
-    """Reason why FlashInfer's kernels don't fit a model or its steps; None: they fit.
+    """Reason why FlashInfer's kernels don't fit a model or its steps; None if they fit.
 
-    `max_tokens` and `max_sequences` are of a step.
+    `max_tokens` and `max_sequences` are those of a step.
     """
     if dtype not in DTYPES:
         name = str(dtype).removeprefix("torch.")
@@ -93,7 +93,7 @@ def why_not(
 
 
 def _schedule_bytes(heads: int, group: int, tokens: int, sequences: int) -> int:
-    """The most that the schedule of a step takes, for any of its two kinds of kernels.
+    """Upper bound of the bytes of a step's schedule, for either kind of kernels.
 
     FA2's: three numbers for each tile of at least 16 rows, and one for each sequence and token.
     FA3's: seven for each tile of 128 tokens and each head, or for all heads at once beyond 4,096.
@@ -105,7 +105,7 @@ def _schedule_bytes(heads: int, group: int, tokens: int, sequences: int) -> int:
 
 
 class CopyEvent(Protocol):
-    """An event recorded behind copies to the device. Before that it waits for nothing."""
+    """An event recorded behind copies to the device. Before that, waiting returns at once."""
 
     def record(self) -> None: ...
 
@@ -113,7 +113,7 @@ class CopyEvent(Protocol):
 
 
 class _NoEvent:
-    """An event on the CPU, where a copy is done when it returns."""
+    """An event on the CPU, whose copies are done when they return."""
 
     def record(self) -> None:
         pass
@@ -141,10 +141,10 @@ class _Kind(NamedTuple):
 
 
 class _Arrays(NamedTuple):
-    """Arrays of a plan, int32. All but `pages` are read on the host too.
+    """Arrays of a plan, int32. All but `pages` are read on the host, too.
 
-    Of layers with a window a context begins with the page of the first position that a query sees:
-    the pages before it may have left.
+    For layers with a window, a context begins with the page of the first position that a query
+    sees. The pages before it may be gone.
     """
 
     query_starts: Tensor
@@ -152,14 +152,14 @@ class _Arrays(NamedTuple):
     page_starts: Tensor
     """[N + 1]: prefix sums of the pages of each context."""
     last_page_lens: Tensor
-    """[N]: tokens in the last of them, 1 to `page_size`."""
+    """[N]: tokens in the last page of each context, 1 to `page_size`."""
     context_lens: Tensor
     pages: Tensor
     """[all pages], on the device: the pages of each context, one after the other."""
 
 
 class _Keys(NamedTuple):
-    """What decides which pages the contexts of a batch have."""
+    """Key of the pages that the contexts of a batch have."""
 
     group: int
     window: int
@@ -211,10 +211,10 @@ class _Turn:
 class FlashInferAttention:
     """Attends from prompts on `device`; `flashinfer` is the module.
 
-    One thread at a time, on one stream. A row's bits may depend on its batch: FlashInfer chooses
-    tiles by the mean length of prompts, and a window's keys are taken in tiles that begin with the
-    first key that a tile of rows sees. Contexts aren't split, so that nothing else depends on it,
-    and results need no further memory.
+    One thread at a time, on one stream. A row's bits may depend on its batch. FlashInfer chooses
+    tiles by the mean length of prompts. Tiles of a window's keys begin with the first key that a
+    tile of rows sees. Contexts aren't split, so nothing else depends on the batch, and results need
+    no further memory.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class FlashInferAttention:
         self._planned: dict[_Kind, Any] = {}
 
     def __call__(self, out: Tensor, qkv: Tensor, at: GpuKVLayer, kind: AttentionKind) -> None:
-        """Attend as `PromptAttention` says. Raises what FlashInfer raises, at a first call also for
+        """Attend as `PromptAttention` says. Raises what FlashInfer raises, on a first call also for
         kernels that can't be compiled."""
         batch, kv, layer = at
         dim, heads = kv.head_dim, out.shape[1] // kv.head_dim
@@ -248,7 +248,7 @@ class FlashInferAttention:
         )
 
     def _wrapper(self, prompts: HostPrompts, kind: _Kind) -> Any:
-        """A wrapper that is planned for this batch and kind of layer."""
+        """Return a wrapper that is planned for this batch and kind of layer."""
         if prompts is not self._prompts:
             self._begin(prompts)
         wrapper = self._planned.get(kind)
@@ -285,7 +285,7 @@ class FlashInferAttention:
                 kind.page_size,
                 causal=True,
                 sm_scale=kind.attention.scale,
-                # How many keys before its own a query sees; -1 for all.
+                # Keys before its own that a query sees; -1 for all.
                 window_left=kind.attention.window - 1,
                 logits_soft_cap=kind.attention.soft_cap,
                 q_data_type=kind.dtype,
@@ -295,6 +295,6 @@ class FlashInferAttention:
                 disable_split_kv=True,
             )
         finally:
-            # Whatever was enqueued reads this turn's memory.
+            # Anything that was enqueued reads this turn's memory.
             turn.copied.record()
         return wrapper

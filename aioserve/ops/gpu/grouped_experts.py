@@ -2,8 +2,8 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
 """Experts of small numbers with scales in groups: one launch multiplies those of all experts.
 
-Weights are decoded on their way into the product, by the same function as in linear layers, with
-the inputs in the same parts: an expert's products have the bits that its layer gives by itself.
+The function that decodes weights on their way into the product is that of linear layers, and inputs
+come in the same parts. So an expert's products have the bits of its layer by itself.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def grouped_expert_kernel(
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program (block, OUTPUTS outputs): arguments as `tile_sums` has them, the weight that of
-    all experts.
+    """Program (block, OUTPUTS outputs). Arguments are those of `tile_sums`, with the weight of all
+    experts.
 
     rows   int32 [pairs]: of x, for each pair, sorted by expert
     bias   [experts, out_features], with HAS_BIAS
@@ -104,7 +104,7 @@ def order_kernel(x, rows, experts, order, out, in_features, x_stride, count, TIL
     """Program (pair, TILE columns): the inputs of a pair's row in the order of its expert.
 
     rows     int32 [pairs], of x
-    experts  int64 [pairs]; of those from `count` on nothing is written
+    experts  int64 [pairs]; nothing is written for experts from `count` on
     order    int32 [count, in_features]
     out      [pairs, in_features]
     """
@@ -119,8 +119,8 @@ def order_kernel(x, rows, experts, order, out, in_features, x_stride, count, TIL
 
 
 class GroupedExperts:
-    """A run of the layers of all experts, which must be alike. The runs have views of what is held
-    here, nothing twice."""
+    """A run of the layers of all experts, which must be alike. The runs keep views of the tensors
+    here, so nothing is stored twice."""
 
     def __init__(self, runs: Sequence[GroupedRun]) -> None:
         self._run = runs[0]
@@ -134,7 +134,7 @@ class GroupedExperts:
         return self._run.out_features
 
     def multiply(self, x: Tensor, pairs: Pairs, out: Tensor) -> None:
-        """Fill out [pairs, out_features], whose rows may lie apart, where pairs have an expert."""
+        """Fill out [pairs, out_features], whose rows may lie apart, for pairs with an expert."""
         run, numbers, rows = self._run, self._numbers, pairs.rows
         if numbers.order is not None:
             x = self._in_order(x, pairs, numbers.order)
@@ -161,7 +161,7 @@ class GroupedExperts:
         )
 
     def _in_order(self, x: Tensor, pairs: Pairs, order: Tensor) -> Tensor:
-        """The rows of all pairs, each in the order of its expert's columns."""
+        """Rows of all pairs, each in the order of its expert's columns."""
         count, size = len(pairs.rows), self._run.sizes.in_features
         out = torch.empty((count, size), dtype=x.dtype, device=x.device)
         order_kernel[count, triton.cdiv(size, _ORDERED)](
@@ -180,8 +180,8 @@ class GroupedExperts:
 
 
 def _together(numbers: Sequence[Tensor | None]) -> Tensor | None:
-    """With an axis for the experts; float32 where scales of some take two bytes and others can't,
-    or not in the same way."""
+    """Stack tensors along an axis for the experts. They become float32 if dtypes differ, since only
+    some scales fit two bytes, or fit different formats."""
     found = [one for one in numbers if one is not None]
     if not found:
         return None

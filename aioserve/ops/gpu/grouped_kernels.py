@@ -3,30 +3,30 @@
 # pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
 """Products of rows with weights of small numbers that have a scale for each group of inputs.
 
-A *chunk* is a group of inputs, or 128 of them where a group has more. Integers and E4M3 of a chunk
-become floats of x's dtype in registers, which is exact, and tensor cores multiply them; or rows of
-x are integers, or E4M3, too. Then scales meet the sums of the chunk in float32:
+A *chunk* is a group of inputs, or 128 of them if a group has more. Integers and E4M3 of a chunk
+become floats of x's dtype in registers, which is exact, and tensor cores multiply them. Rows of x
+may be integers, or E4M3, too. Then scales are applied to the sums of the chunk in float32:
 
     p = sum of (q - zero) * x            tensor cores, float32;  exact where x is integers
     y = fma(scale, p, y)                 and with minimums  y = fma(minimum, sum of x, y)
 
-and where x is rounded, with a scale for each row and chunk, as `native/linear/grouped/tile.h` has
-it for CPUs,
+If x is rounded, it has a scale for each row and chunk, as in `native/linear/grouped/tile.h` for
+CPUs:
 
     t = fma(scale, p, minimum * sum of x)          scale * p without minimums
     y = fma(scale of x, t, y)
 
-Codes of 4 bits for integers in a table become these, and the rest is as above. Codes for floats in
-a table become the weight itself in registers, rounded to x's dtype, and tensor cores go on from the
-sums of the chunks before:
+Codes of 4 bits for integers in a table become these integers, and the rest is as above. Codes for
+floats in a table become the weight itself in registers, rounded to x's dtype. Tensor cores then go
+on from the sums of the chunks before:
 
     y = y + sum of round(table[q] * scale) * x
 
 Chunks are taken in order within a *part* of the inputs, and the sums of parts are added in order. A
-part depends on the layer's shape alone. Either one program takes all parts of a tile, or each part
-has a program and `merge_kernel` adds them: both do the same arithmetic. Outputs are the rows of a
-tile, so that the same instruction multiplies whatever the number of rows of x. So a row has the
-same bits in any batch.
+part depends only on the layer's shape. Either one program takes all parts of a tile, or each part
+has a program and `merge_kernel` adds them. Both do the same arithmetic. Outputs are the rows of a
+tile, so the same instruction multiplies any number of rows of x. So a row has the same bits in any
+batch.
 """
 
 from __future__ import annotations
@@ -54,37 +54,38 @@ __all__ = [
 ]
 
 _ROUND = tl.constexpr(12582912.0)
-"""1.5 * 2 ** 23: added and taken away, it rounds to the nearest integer, to even between two."""
+"""1.5 * 2 ** 23: adding and subtracting it rounds to the nearest integer, ties to even."""
 _SMALLEST = tl.constexpr(2.0**-119)
-"""Its reciprocal is finite."""
+"""Smallest number used as a divisor: its reciprocal is finite."""
 
 
 class Prepared(NamedTuple):
-    """Rows of inputs as kernels multiply them. What a layer doesn't need is `x` again."""
+    """Rows of inputs as kernels multiply them. Fields that a layer doesn't need hold `x` again."""
 
     x: Tensor
     """[rows, in_features]; rounded ones int8 or float8e4nv [rows, chunks * chunk]."""
     scales: Tensor
     """float32 [rows, chunks], of rounded rows."""
     sums: Tensor
-    """float32, or int32 of integers: [rows, chunks], with zeros of rounded rows, and minimums."""
+    """Sums of chunks [rows, chunks], float32, or int32 of integers. Needed for minimums, and for
+    rounded rows with zeros."""
     stride: int
     """Numbers from a row of `x` to the next."""
 
 
 class Weight(NamedTuple):
-    """Small numbers of a layer with what they are scaled by. Those of experts have an axis for the
-    experts before all others. What a layer doesn't have is `scales` again."""
+    """Small numbers of a layer with their scales. Those of experts have an axis for the experts
+    first. Fields that a layer doesn't have hold `scales` again."""
 
     packed: Tensor
-    """Values [chunks, out_features, bytes]; each is less by the offset."""
+    """Values [chunks, out_features, bytes], from which the offset is subtracted."""
     table: Tensor
     """float32 [16], of codes "table" and "chosen"."""
     scales: Tensor
-    """[groups, scale_columns], a group being `repeat` chunks, a column `alike` outputs."""
+    """[groups, scale_columns]. A group is `repeat` chunks, a column `alike` outputs."""
     scale_units: Tensor
-    """float32 [units, out_features], a unit being `unit_chunks`, where that isn't 0: scales are
-    multiples of them."""
+    """float32 [units, out_features], if `unit_chunks` isn't 0: scales are multiples of these. A
+    unit is `unit_chunks` chunks."""
     zeros: Tensor
     """[groups, out_features]."""
     minimums: Tensor
@@ -94,8 +95,8 @@ class Weight(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Numbers of a layer's inputs, outputs and what they are divided into. Kernels take them one by
-    one: Triton compiles a kernel anew for a number in a tuple that is 1, or a multiple of 16."""
+    """Sizes of a layer and its parts. Kernels take them one by one. In a tuple, a number that is 1,
+    or a multiple of 16, would make Triton compile a kernel anew."""
 
     out_features: int
     in_features: int
@@ -117,9 +118,9 @@ class Layout(NamedTuple):
     has_zeros: bool
     has_minimums: bool
     rounds: bool
-    """True where rows that are multiplied become int8, or E4M3."""
+    """True if rows that are multiplied become int8, or E4M3."""
     whole: bool
-    """True where in_features is a multiple of `chunk`."""
+    """True if in_features is a multiple of `chunk`."""
 
 
 @triton.jit
@@ -133,8 +134,8 @@ def _values(at, here, ZERO: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def _e4m3(codes):
-    """float32 of E4M3 without NaN, by integers: not every device converts them. Its bits, where
-    float16 has a sign, an exponent and a mantissa, are less by 2 ** 8."""
+    """float32 of E4M3 without NaN, by integers: not every device converts them. As a float16, the
+    bits mean a number smaller by 2 ** 8."""
     wide = codes.to(tl.uint16)
     half = ((wide & 128) << 8) | ((wide & 127) << 7)
     return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
@@ -142,9 +143,9 @@ def _e4m3(codes):
 
 @triton.jit
 def _e4m3_bits(x):
-    """E4M3 of float32 up to 448, to nearest, ties to even: its bits. uint8"""
+    """Bits of E4M3, uint8, of float32 up to 448, rounded to nearest, ties to even."""
     bits = x.to(tl.int32, bitcast=True)
-    # The least exponent of normal numbers is -6, and numbers below them are as far apart.
+    # The least exponent of normal numbers is -6, and smaller numbers have the same spacing.
     exponent = tl.maximum((bits >> 23) & 255, 121)
     steps = tl.abs(x) * ((257 - exponent) << 23).to(tl.float32, bitcast=True)
     rounded = ((steps + _ROUND) - _ROUND).to(tl.int32)
@@ -180,11 +181,11 @@ def tile_sums(
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Sums of the chunks from `start` to `stop` of one layer, float32 [OUTPUTS, ROWS]: those of
-    each part by themselves, and added in order. `start` begins a part.
+    """Sums of the chunks from `start` to `stop` of one layer, float32 [OUTPUTS, ROWS]. Each part is
+    summed separately, and the parts are added in order. `start` begins a part.
 
     prepared, weight, sizes, layout  `Prepared`, `Weight`, `Sizes`, `Layout`
-    row      int64 [ROWS], of x; `there` says which there are
+    row      int64 [ROWS], of x; `there` marks the valid ones
     outputs  int32 [OUTPUTS]; `here` likewise
     """
     inputs = tl.arange(0, layout.chunk)
@@ -197,7 +198,7 @@ def tile_sums(
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
     MULTIPLES: tl.constexpr = layout.unit_chunks > 0
     ZERO: tl.constexpr = 0.0 if layout.rounds and layout.code == "e4m3" else 0
-    # One loop over chunks, not one in another: loads run ahead across the ends of parts.
+    # One loop over chunks, not nested ones: loads run ahead across the ends of parts.
     for chunk in tl.range(start, stop):
         group = chunk // sizes.repeat * sizes.out_features + outputs
         scale_at = chunk // sizes.repeat * sizes.scale_columns + outputs // sizes.alike
@@ -284,7 +285,7 @@ def linear_kernel(
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program (OUTPUTS outputs, ROWS rows, part): arguments as `tile_sums` has them.
+    """Program (OUTPUTS outputs, ROWS rows, part). Arguments are those of `tile_sums`.
 
     out       [rows, out_features]; with SPLIT float32 [parts, rows, out_features]
     """
@@ -368,9 +369,11 @@ def quantize_kernel(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    """Program (row, CHUNKS chunks): int8 [rows, chunks * CHUNK], zeros behind the last input;
-    scales float32 [rows, chunks] and sums of the integers, int32. Rounded as
-    `native/linear/grouped/tile.h` says. With CODE "e4m3" its bits, uint8, and no sums."""
+    """Program (row, CHUNKS chunks): rounds as `native/linear/grouped/tile.h` says.
+
+    Stores int8 [rows, chunks * CHUNK], with zeros behind the last input, scales float32 [rows,
+    chunks], and sums of the integers, int32. With CODE "e4m3" its bits, uint8, and no sums.
+    """
     LARGEST: tl.constexpr = 448.0 if CODE == "e4m3" else 127.0
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1) * CHUNKS + tl.arange(0, CHUNKS)
@@ -384,7 +387,7 @@ def quantize_kernel(
     is_zero = amax < _SMALLEST
     factor = tl.where(is_zero, 0.0, tl.div_rn(LARGEST, tl.maximum(amax, _SMALLEST)))
     scale = tl.where(is_zero, 0.0, tl.div_rn(amax, LARGEST))
-    # By an explicit fused product: a plain one would be fused with `_ROUND`, and rounded once only.
+    # An explicit fused product: a plain one would be fused with `_ROUND`, and rounded only once.
     scaled = tl.where(bad[:, None], 0.0, tl.fma(some, factor[:, None], 0.0))
     to = rounded + row * (chunks * CHUNK) + inputs
     at, inside = row * chunks + chunk, chunk < chunks
@@ -411,8 +414,8 @@ def rows_kernel(
     scale_columns,
     layout: tl.constexpr,
 ):
-    """Program (id, chunk): that chunk of the weight's row, out [ids, in_features]. Ids that are no
-    row have that of the nearest.
+    """Program (id, chunk): that chunk of the weight's row, out [ids, in_features]. An id that is no
+    row gets the nearest row.
 
     Launched with `enable_fp_fusion=False`: the product is rounded, then the sum.
     """

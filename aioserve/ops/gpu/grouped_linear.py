@@ -1,9 +1,8 @@
 # Triton's own types don't know what its compiler does with arguments and constants.
 # pyright: reportCallIssue=false, reportArgumentType=false
-"""Linear layers of small numbers with scales in groups, on a GPU: what is launched, and how large.
+"""Linear layers of small numbers with scales in groups, on a GPU: launches and their sizes.
 
-A row's result has the same bits whatever number of rows is multiplied with it. What is chosen here
-by the number of rows changes the time alone.
+A row's result has the same bits in any batch. Choices by the number of rows affect only the time.
 """
 
 from __future__ import annotations
@@ -44,16 +43,15 @@ _PROGRAMS = 256
 """Programs that keep a device busy: about two for each multiprocessor of an H100 or B200."""
 _MOST_PARTS = 16
 _PART_INPUTS = 256
-"""The fewest in a part."""
+"""Fewest inputs in a part."""
 _SPLIT_ROWS = 64
-"""With more rows, tiles of them are many: parts needn't be programs of their own."""
+"""Most rows for which parts are programs of their own. More rows have enough tiles."""
 _MERGED = 1024
 """Outputs of a row that one program merges."""
 _PREPARED = 1024
 """Inputs of a row that one program sums or rounds."""
 MIN_ROUNDED_CHUNK = 32
-"""Inputs of a chunk that tensor cores take as int8 or E4M3; rows stay floats where there are
-fewer."""
+"""Fewest inputs of a chunk that tensor cores take as int8 or E4M3. With fewer, rows stay floats."""
 _E4M3_CAPABILITY = (8, 9)
 """Compute capability from which tensor cores multiply E4M3."""
 
@@ -71,8 +69,8 @@ class Tile(NamedTuple):
 
 
 def tile_of(rows: int, dtype: torch.dtype) -> Tile:
-    """For so many rows, which tensor cores multiply as columns: 16 are the fewest they take. IEEE
-    products of float32 don't run on them, and have their operands in registers."""
+    """Choose a tile for a number of rows, which tensor cores multiply as columns: they take at
+    least 16. IEEE products of float32 don't run on them, and have their operands in registers."""
     if dtype is torch.float32:
         return Tile(32, 16, 4, 2)
     if rows <= 32:
@@ -81,21 +79,20 @@ def tile_of(rows: int, dtype: torch.dtype) -> Tile:
 
 
 def parts_of(out_features: int, chunks: int, chunk: int) -> int:
-    """Chunks in a part of the inputs: as few as let one row fill a device. The sums of all rows are
-    taken by parts, so nothing but the layer's shape may decide it."""
+    """Chunks in a part of the inputs: few enough for one row to fill a device. The sums of all rows
+    are taken by parts, so only the layer's shape may decide it."""
     wanted = max(1, min(_MOST_PARTS, _PROGRAMS // -(-out_features // 64)))
     return max(-(-chunks // wanted), -(-_PART_INPUTS // chunk))
 
 
 def multiplies_e4m3(device: torch.device) -> bool:
-    """Whether tensor cores of the device do; Triton's interpreter does."""
+    """True if tensor cores of the device multiply E4M3, and for Triton's interpreter."""
     is_interpreted = device.type == "cpu"
     return is_interpreted or torch.cuda.get_device_capability(device) >= _E4M3_CAPABILITY
 
 
 class Numbers(NamedTuple):
-    """What `GroupedRows` says of rows, on the device. Several experts have an axis before all
-    others."""
+    """Contents of `GroupedRows` on the device. Several experts have an axis before all others."""
 
     values: Tensor
     table: Tensor | None
@@ -109,7 +106,7 @@ class Numbers(NamedTuple):
 
     @classmethod
     def of(cls, rows: GroupedRows, dtype: torch.dtype, on: torch.device) -> Numbers:
-        """`dtype`: that of the bias."""
+        """Upload rows. `dtype` is that of the bias."""
 
         def uploaded(numbers: npt.NDArray[Any] | None) -> Tensor | None:
             return None if numbers is None else _uploaded(numbers, on)
@@ -127,13 +124,13 @@ class Numbers(NamedTuple):
         )
 
     def weight_for(self, x: Tensor) -> Weight:
-        """Weight as kernels take it beside such rows. They don't read what isn't there."""
+        """Weight as kernels take it beside rows like x. They don't read what isn't there."""
         values = self.values.view(x.dtype) if x.dtype is _E4M3 else self.values
         return Weight(values, *(self.scales if one is None else one for one in self[1:7]))
 
 
 def layout_of(rows: GroupedRows, in_features: int, on: torch.device) -> Layout:
-    """Constants of kernels for such rows on a device."""
+    """Constants of kernels for these rows on a device."""
     rounds = rows.rounded_activations and rows.chunk >= MIN_ROUNDED_CHUNK
     return Layout(
         rows.code,
@@ -154,7 +151,7 @@ class GroupedRun:
     def __init__(self, rows: GroupedRows, in_features: int, dtype: torch.dtype, on: torch.device):
         self.numbers: Numbers = Numbers.of(rows, dtype, on)
         self.layout: Layout = layout_of(rows, in_features, on)
-        # `rows_kernel` doesn't multiply: layers that differ in these alone share a compilation.
+        # `rows_kernel` doesn't multiply: layers that differ only in these share a compilation.
         self._rows_layout = self.layout._replace(rounds=False, whole=False)
         self._dtype = dtype
         chunks = rows.values.shape[0]
@@ -179,7 +176,7 @@ class GroupedRun:
 
     @property
     def kind(self) -> str:
-        """What must be the same for experts to be multiplied together, in words."""
+        """Description of all that must be equal for experts to be multiplied together."""
         has = [name for name, one in self.numbers._asdict().items() if one is not None]
         shared = self.sizes._asdict() | self.layout._asdict()
         described = ", ".join(f"{name} {value}" for name, value in shared.items())
@@ -231,8 +228,8 @@ class GroupedRun:
             )
 
     def prepared(self, x: Tensor) -> Prepared:
-        """Rows of inputs in the order of the columns as they are multiplied, with their scales and
-        the sums of their chunks."""
+        """Rows of inputs in the order in which columns are multiplied, with their scales and the
+        sums of their chunks."""
         layout, chunks = self.layout, self.sizes.chunks
         if not layout.rounds and not layout.has_minimums:
             return Prepared(x, x, x, x.stride(0))
@@ -303,8 +300,8 @@ class FloatRun:
 
 
 class GroupedLinear(Linear):
-    """A `HeldLinear` on a GPU. It leaves the host out of it, as `GpuLinear` does: an id that is no
-    row is no error, and what it gives is anything."""
+    """A `HeldLinear` on a GPU, without waiting on the host, like `GpuLinear`. An id that is no row
+    raises no error, and gives arbitrary numbers."""
 
     __slots__ = ("_device", "runs")
 
@@ -326,7 +323,7 @@ class GroupedLinear(Linear):
 
     @property
     def kind(self) -> str:
-        """What must be the same for experts to be multiplied together, in words."""
+        """Description of all that must be equal for experts to be multiplied together."""
         return "; ".join(run.kind for run in self.runs)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -359,6 +356,6 @@ class GroupedLinear(Linear):
 
 
 def _uploaded(numbers: npt.NDArray[Any], on: torch.device) -> Tensor:
-    """int16 are the bits of bfloat16."""
+    """Upload numbers; int16 are the bits of bfloat16."""
     found = torch.from_numpy(numbers).to(on)
     return found.view(torch.bfloat16) if found.dtype is torch.int16 else found

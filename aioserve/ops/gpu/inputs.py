@@ -1,20 +1,20 @@
 # Triton's own types don't know what its compiler does with arguments and constants.
 # pyright: reportCallIssue=false
-"""All arrays of a step in one block of bytes, and what kernels see of it on the device.
+"""All arrays of a step in one block of bytes, and the views of it that kernels read on the device.
 
     token ids | slots of pending tokens | ... | page tables | rows of logits
     └────────── at fixed offsets for given maxima ────────┘
 
-One copy takes a step to the device, and a captured graph finds the next step where it found the
-last one. The page tables are by far the largest: of them only the rows in use are copied. So a
-sequence's rows in the tables of all groups of layers lie together. Behind those in use are the rows
-of logits, of which most steps have one per sequence, and some as many as tokens: their place
-depends on the number of sequences alone, which is that of a graph.
+One copy takes a step to the device, and a captured graph finds every step in the same place. The
+page tables are by far the largest, so only the rows in use are copied. A sequence's rows in the
+tables of all groups of layers therefore lie together. The rows of logits follow those in use. Most
+steps have one per sequence, and some as many as tokens. Their place depends only on the number of
+sequences, which a graph fixes.
 
-Rows of logits are sampled from, but for the last ones of a step: those are only looked at.
+Rows of logits are sampled from, except for the last ones of a step, which are only read.
 
-A step of decodes can be padded to a captured size. Padding sequences have no context: they attend
-to nothing, write their keys and values to a page of their own, and leave their token in a slot of
+A step of decodes can be padded to a captured size. Padding sequences have no context and attend to
+nothing. They write their keys and values to a page of their own, and leave their token in a slot of
 their own.
 """
 
@@ -50,8 +50,8 @@ __all__ = [
 _ALIGNMENT = 64
 _TILE = 256
 _TABLE_PAGES = 16
-"""Rows of a page table are multiples of so many pages long where a batch decides how long: kernels
-are compiled anew for a stride that 16 doesn't divide."""
+"""Unit of a page table's width, in pages, if a batch decides the width. Kernels are compiled anew
+for a stride that 16 doesn't divide."""
 
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[np.generic]
@@ -67,7 +67,7 @@ class Padding(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class InputShape:
-    """Sizes of a packed step, as the host knows them. Padding is counted."""
+    """Sizes of a packed step, as the host knows them, padding included."""
 
     num_tokens: int
     num_sequences: int
@@ -82,7 +82,7 @@ class InputShape:
     max_context: int
     end_position: int
     pending: bool
-    """Whether tokens may have to be filled in on the device."""
+    """True if tokens may have to be filled in on the device."""
     draws: Draws
     """Kinds of draws that its rows may ask for."""
     num_bytes: int
@@ -110,7 +110,7 @@ class _Section(NamedTuple):
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _TENSOR_DTYPES = {_INT64: torch.int64, _INT32: torch.int32, np.dtype(np.float64): torch.float64}
 _SAME_BITS = {np.dtype(np.uint64): _INT64}
-"""A dtype that kernels take in place of one that they don't."""
+"""Dtypes that kernels take in place of ones that they lack."""
 
 _BATCH = {field.name: field.dtype for field in BATCH_FIELDS}
 _IDLE = {name: column.idle for name, column in COLUMNS.items()}
@@ -118,7 +118,7 @@ _SAMPLES = {
     field.name: (_SAME_BITS.get(field.dtype, field.dtype), _IDLE.get(field.name, 0))
     for field in SAMPLE_FIELDS
 }
-"""Arrays of `SampleRows` -> dtype, which holds the same bits, and what a padded row has."""
+"""Dtype that holds the same bits, and the value of a padded row, for each array of `SampleRows`."""
 
 
 def _aligned(count: int, unit: int = _ALIGNMENT) -> int:
@@ -131,8 +131,11 @@ def _of_sample(name: str) -> str:
 
 
 class InputLayout:
-    """Places of all arrays, for steps of up to these many tokens, sequences, sampled rows, rows of
-    logits that are not sampled, and pages of a sequence in each of `num_groups` groups."""
+    """Places of all arrays, for steps up to the given sizes.
+
+    These are tokens, sequences, sampled rows, rows of logits that are not sampled, and pages of a
+    sequence in each of `num_groups` groups.
+    """
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class InputLayout:
 
     @classmethod
     def of(cls, host: HostBatch, page_size: int) -> InputLayout:
-        """A layout just large enough for this batch."""
+        """Layout just large enough for this batch."""
         return cls(
             max_tokens=len(host.token_ids),
             max_sequences=len(host.context_lens),
@@ -191,11 +194,11 @@ class InputLayout:
         num_unsampled: int = 0,
         padding: Padding | None = None,
     ) -> InputShape:
-        """Write a step to `target`, `num_bytes` long. What it doesn't write it leaves as it was.
+        """Write a step to `target`, `num_bytes` long. Other bytes stay unchanged.
 
         `samples` are of all rows of logits but the last `num_unsampled`. With `padding` each
         sequence must have one token and one row that is sampled; there may be no sequence. Raises
-        ValueError for a step that is larger than the layout, and naming what doesn't fit.
+        ValueError for a step that is larger than the layout, naming what doesn't fit.
         """
         tokens, sequences, rows = len(host.token_ids), len(host.context_lens), len(host.logit_rows)
         if samples is not None and len(samples) != rows - num_unsampled:
@@ -254,7 +257,7 @@ class InputLayout:
         tables[:sequences, :, :width] = host.page_table[:, :, :width].swapaxes(0, 1)
         if padding is not None:
             tables[sequences:size] = padding.page
-            # Of the same shape whatever the contexts: graphs are captured with it.
+            # The same shape for all contexts: graphs are captured with it.
             width = self.max_pages
         return InputShape(
             num_tokens=tokens + added,
@@ -315,7 +318,7 @@ class InputLayout:
         return block[section.offset : end].view(section.tensor_dtype)
 
     def _logit_rows(self, num_sequences: int, num_rows: int) -> slice:
-        """Bytes of the rows of logits, behind the page tables of so many sequences."""
+        """Bytes of the rows of logits, behind the page tables of `num_sequences` sequences."""
         tables = 4 * num_sequences * self.num_groups * self.max_pages
         start = self._sections["page_table"].offset + _aligned(tables)
         return slice(start, start + 8 * num_rows)
@@ -378,7 +381,7 @@ def fill_kernel(token_ids, token_slots, last_tokens, count, TILE: tl.constexpr):
 
 
 def fill_pending(inputs: DeviceInputs, last_tokens: Tensor) -> None:
-    """Fill in the tokens that a step before has left in their slots."""
+    """Fill in the tokens that an earlier step has left in their slots."""
     count = inputs.token_slots.shape[0]
     if count:
         fill_kernel[(triton.cdiv(count, _TILE),)](

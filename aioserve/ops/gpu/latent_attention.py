@@ -1,11 +1,11 @@
 # Triton compiles these functions: to it an int is a constexpr, and a launch has options of its own.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Latent attention: what goes into latent pages, and attention over them.
+"""Latent attention: writes of latent pages, and attention over them.
 
-All query heads of some tokens are the rows of a tile: one read of a token's row serves them, as
-key, and its beginning as value. Decodes and prompts are computed by the same code in the same
-tiles, and keys are taken in tiles that begin at multiples of their size. So a row has the same bits
-in any chunk and any batch. A decode's context isn't shared by several programs.
+All query heads of some tokens are the rows of a tile. One read of a token's row serves them as key,
+and its beginning as value. The same code in the same tiles computes decodes and prompts. Tiles of
+keys begin at multiples of their size. So a row has the same bits in any chunk and any batch.
+Several programs never share a decode's context.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LatentTile(NamedTuple):
 
 
 def latent_tile(dtype: torch.dtype, target: int) -> LatentTile:
-    """What one program holds at a time on a device of compute capability `target`: 80 for 8.0."""
+    """Tile of one program on a device of compute capability `target`: 80 for 8.0."""
     if dtype.itemsize == 4:
         return LatentTile(16, 16, 4, 1)
     return LatentTile(64 if target >= 90 else 32, 32, 8, 2)
@@ -74,8 +74,8 @@ def write_kernel(
     HALF_TILE: tl.constexpr,
     REST_TILE: tl.constexpr,
 ):
-    """Program (token, HEAD_TILE of its query heads): turns these, and the first one writes the
-    token's row of the page. HALF pairs are turned, i * STEP with i * STEP + APART."""
+    """Program (token, HEAD_TILE of its query heads): rotates these. The first one also writes the
+    token's row of the page. HALF pairs are rotated, i * STEP with i * STEP + APART."""
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + token).to(tl.int64)
     pair = tl.arange(0, HALF_TILE)
@@ -106,8 +106,8 @@ def write_kernel(
         scale = tl.rsqrt(tl.sum(latent * latent, 0) / RANK + eps)
         factors = tl.load(weight + dims, mask=inside, other=0.0).to(tl.float32) + weight_offset
         value = (latent * scale * factors).to(kind)
-        # Attention multiplies a value that a row doesn't see by 0, which makes no number of a NaN.
-        # So zeros are written in its place, and NaN behind it: the rows that see it have that.
+        # Attention multiplies unseen values by 0, and NaN times 0 is NaN. So a bad value is written
+        # as zeros, with NaN behind it: only the rows that see it get NaN.
         finite = tl.abs(value.to(tl.float32)) < float("inf")
         broken = tl.max(tl.where(finite, 0.0, 1.0), 0) > 0.0
         tl.store(row + dims, tl.where(broken, 0.0, value).to(kind), mask=inside)
@@ -225,7 +225,7 @@ def attention_kernel(
 def latent_write(
     queries: Tensor, latents: Tensor, at: GpuKVLayer, rotation: Rotation, norm: RMSNorm
 ) -> None:
-    """See `aioserve.ops.Backend.latent_write`. Callers have checked the arguments."""
+    """Do `aioserve.ops.Backend.latent_write`. Callers have checked the arguments."""
     batch, kv, layer = at
     if not queries.shape[0]:
         return
@@ -269,8 +269,8 @@ def latent_attention(
     log_sums: Tensor | None,
     target: int,
 ) -> Tensor:
-    """The rows of all tokens, `[T, Hq * R]`, on a device of compute capability `target`. Arguments
-    that fit each other are given.
+    """Attend from all tokens, on a device of compute capability `target`: `[T, Hq * R]`. Arguments
+    must fit each other.
 
     Raises ValueError for a scale that isn't above 0, and for a window, a cap or sinks.
     """

@@ -1,7 +1,7 @@
 """Copies of KV pages within the device's memory, and between it and pinned pages of the host.
 
-One launch of `native/cuda/page_copies.cu` for any number of copies, on torch's current stream.
-Tensors of the CPU alone are copied by torch.
+One launch of `native/cuda/page_copies.cu` for any number of copies, on torch's current stream. For
+tensors that are all on the CPU, torch copies.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from aioserve.ops.kv_cache import KVCache, PlainKVCache, copy_plain_pages
 __all__ = ["THREADS", "PageCopies"]
 
 THREADS = 128
-"""Threads of a block, which copies one head's keys or values in one layer of a page, of all pages.
-"""
+"""Threads of a block. A block copies one head's keys or values in one layer, for all pages."""
 
 
 class PageCopies:
-    """Copies between these caches, which are alike in everything but their number of pages.
+    """Copies between these caches, which are equal except for their number of pages.
 
-    Raises TypeError for a cache that isn't laid out plainly, and ValueError for caches that differ
-    and, beside a cache of a CUDA device, for one of the host that isn't pinned.
+    Raises TypeError for a cache that isn't laid out plainly, and ValueError for caches that differ.
+    Beside a cache on a CUDA device, also raises ValueError for one of the host that isn't pinned.
     """
 
     def __init__(self, caches: Sequence[KVCache]) -> None:
@@ -57,7 +56,7 @@ class PageCopies:
         self._table: Tensor = _uploaded(torch.tensor(table, dtype=torch.int64), self._device)
 
     def __call__(self, copies: npt.NDArray[np.int32]) -> None:
-        """Make `copies`, as `Backend.copy_pages` takes them."""
+        """Make `copies`, in the form of `Backend.copy_pages`."""
         if copies.dtype != np.int32 or copies.ndim != 2 or copies.shape[1] != 5:
             raise ValueError(
                 f"copies must be int32 of shape [N, 5], got {copies.dtype} {copies.shape}"
@@ -74,7 +73,7 @@ class PageCopies:
     def launch(self, copies: Tensor, count: int) -> None:
         """Enqueue the first `count` rows of `copies`, int32 `[N, 5]`, which were checked.
 
-        They are on the device, or pinned and stay as they are until the copies are done.
+        They are on the device, or pinned and unchanged until the copies are done.
         """
         if self._device is None:
             copy_plain_pages(self.caches, copies[:count].numpy())
@@ -98,7 +97,7 @@ class PageCopies:
 
 
 def _uploaded(array: Tensor, device: torch.device) -> Tensor:
-    """On the device, in the order of the current stream, which the host doesn't wait for."""
+    """Copy to the device, in the order of the current stream. The host doesn't wait."""
     return array.pin_memory().to(device, non_blocking=True)
 
 

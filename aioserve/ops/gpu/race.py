@@ -1,6 +1,6 @@
 # Triton's own types don't know what its compiler does with arguments and constants.
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-"""Races: which of a row's tokens has the least score, in the noise of `aioserve.ops.philox`.
+"""Races: find the token of a row with the least score, in the noise of `aioserve.ops.philox`.
 
 A score is `log(E) + (largest - x) / temperature` in float64, with the token's exponential E. Few
 tokens need one: a bound from 24 bits of their noise, in float32, rules the others out.
@@ -46,7 +46,7 @@ def _philox(seed, position, calls, half):
 
 @triton.jit
 def _word(seed, position, token, half):
-    """One word of the token's, uint64."""
+    """One word of the token, uint64."""
     call = (token // 64 * 16 + token % 16).to(tl.uint32)
     w0, w1, w2, w3 = _philox(seed, position, call, half)
     own = token // 16 % 4
@@ -56,14 +56,15 @@ def _word(seed, position, token, half):
 
 @triton.jit
 def exponential(seed, position, token):
-    """float64 of a token id, int32, as `aioserve.ops.philox.exponentials`, to within rounding."""
+    """Exponential of a token id, int32, as in `aioserve.ops.philox.exponentials` up to rounding:
+    float64."""
     upper = _word(seed, position, token, tl.full([], 1, tl.uint32))
     bits = (upper << 32) | _word(seed, position, token, tl.full([], 2, tl.uint32))
     late = (bits >> 63) != 0
-    # The nearer end of the unit interval keeps its distance to the last bit.
+    # Near either end of the unit interval the distance is exact to the last bit.
     near = tl.where(late, bits ^ 0xFFFFFFFFFFFFFFFF, bits).to(tl.int64)
     distance = (near.to(tl.float64) + 0.5) * 5.421010862427522e-20
-    # -log(1 - distance): what the difference was rounded by is made up for.
+    # -log(1 - distance), corrected for the rounding of the difference.
     whole = 1.0 - distance
     lost = 1.0 - whole
     early = -tl.log(whole) * (distance / tl.where(lost > 0, lost, 1.0))
@@ -72,7 +73,7 @@ def exponential(seed, position, token):
 
 @triton.jit
 def finish(tokens, statuses, last_tokens, slots, row, token, status):
-    """Leave the row's token, and how it went."""
+    """Store the row's token and its status."""
     tl.store(tokens + row, token.to(tl.int64))
     tl.store(statuses + row, status)
     tl.store(last_tokens + tl.load(slots + row), token.to(tl.int64))
@@ -94,8 +95,8 @@ def race_kernel(
     VOCAB: tl.constexpr,
     CALLS: tl.constexpr,
 ):
-    """Program (row, block of 4 CALLS ids): the least score among its tokens that are kept, and the
-    lowest id of it; infinity where none can have the least of the row."""
+    """Program (row, block of 4 CALLS ids): the least score among its kept tokens, and the lowest id
+    with it. Infinity if none can have the least score of the row."""
     row = tl.program_id(0)
     kind = tl.load(kinds + row)
     if kind == 0:
@@ -120,7 +121,7 @@ def race_kernel(
     pairs = tl.join(tl.join(w0, w1), tl.join(w2, w3))
     words = tl.reshape(tl.permute(pairs, (0, 2, 1)), [CALLS, 4])
 
-    # -log(1 - u) is at least u, and u at least what its upper bits say.
+    # -log(1 - u) is at least u, and u is at least what its upper bits say.
     uniform = (words >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
     largest = tl.load(largests + row)
     temperature = tl.load(temperatures + row)
@@ -138,7 +139,7 @@ def race_kernel(
         wins = (score < best) | ((score == best) & (token < winner))
         winner = tl.where(wins, token, winner)
         best = tl.where(wins, score, best)
-        # More, by far, than bounds are rounded.
+        # Far more than the rounding of bounds.
         limit = tl.minimum(limit, (best * 1.4426950408889634).to(tl.float32) + 0.001)
         least = tl.where(ids == token, float("inf"), least)
         low = tl.min(tl.min(least, 1), 0)

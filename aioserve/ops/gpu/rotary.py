@@ -2,7 +2,7 @@
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportArgumentType=false
 """Norms and rotation of query and key heads, and the write of keys and values into their pages.
 
-One launch. A head is worked out by itself, in float32, and rounded once. Callers have checked the
+One launch. Each head is computed separately, in float32, and rounded once. Callers have checked the
 arguments.
 """
 
@@ -28,7 +28,7 @@ def _store(at, rows, result, dims, mask):
 
 @triton.jit
 def _place(qkv, k_pages, v_pages, q_at, kv_at, is_query, is_key, is_value, result, dims, inside):
-    """Store some dims of the heads: queries where they were, keys and values in their page."""
+    """Store some dims of the heads: queries in place, keys and values in their page."""
     _store(qkv, q_at, result, dims, is_query[:, None] & inside)
     _store(k_pages, kv_at, result, dims, is_key[:, None] & inside)
     _store(v_pages, kv_at, result, dims, is_value[:, None] & inside)
@@ -79,9 +79,9 @@ def rotary_kernel(
 ):
     """Program (token, HEADS of its heads): queries first, then keys, then values.
 
-    HALF pairs of dims are turned, dim i * STEP with i * STEP + APART; those behind them are the
-    rest. Each dim is read by the program that writes it; those of values, which don't change, are
-    read by the one that writes their key as well.
+    HALF pairs of dims are rotated, dim i * STEP with i * STEP + APART; the dims behind them are the
+    rest. The program that writes a dim reads it. Values don't change, so the program that writes
+    their key reads them as well.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -109,8 +109,8 @@ def rotary_kernel(
         in_rest = here[:, None] & (rest_dims < HEAD_DIM)[None, :]
         rest = tl.load(qkv + q_at[:, None] + rest_dims[None, :], mask=in_rest, other=0.0)
         rest = rest.to(tl.float32)
-    # Attention multiplies a value that a row doesn't see by 0, which makes no number of a NaN. So
-    # zeros are written in its place, and NaN for its key: the rows that see it have that.
+    # Attention multiplies unseen values by 0, and NaN times 0 is NaN. So a bad value is written as
+    # zeros, and its key as NaN: only the rows that see it get NaN.
     value_at = tl.where(is_key, q_at + KV_HEADS * HEAD_DIM, q_at)
     kept = (is_key | is_value)[:, None]
     broken = tl.zeros([HEADS], tl.float32)

@@ -2,8 +2,8 @@
 # pyright: reportCallIssue=false
 """Norms and gated activations, one program for a row or a part of one.
 
-Sums are float32, taken over one tile that holds the whole row: a row's result depends on that row
-and its size alone. Callers have checked the arguments.
+Sums are float32, taken over one tile that holds the whole row, so a row's result depends only on
+that row and its size. Callers have checked the arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MAX_ROW = 32_768
-"""The longest row of a norm: one program holds it in registers."""
+"""Longest row of a norm: one program holds it in registers."""
 
 _GATED_TILE = 1024
 
@@ -66,7 +66,7 @@ def rms_norm_kernel(
 
 @triton.jit
 def gated_kernel(gate_up, out, stride, SIZE: tl.constexpr, GELU: tl.constexpr, TILE: tl.constexpr):
-    """Program (row, tile of columns): `silu(gate) * up`, or gelu's tanh approximation."""
+    """Program (row, tile of columns): `silu(gate) * up`, or with GELU gelu's tanh approximation."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = columns < SIZE
@@ -77,7 +77,7 @@ def gated_kernel(gate_up, out, stride, SIZE: tl.constexpr, GELU: tl.constexpr, T
     slope = gate
     if GELU:
         slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    # The power is at most 1, so that a large negative gate overflows nothing.
+    # The power is at most 1, so a large negative gate causes no overflow.
     power = tl.exp(-tl.abs(slope))
     sigmoid = tl.where(slope >= 0, 1.0, power) / (1.0 + power)
     result = gate * sigmoid * up
@@ -153,7 +153,7 @@ def gated(gate_up: Tensor, gelu: bool) -> Tensor:
 
 
 def clamped_swiglu(gate_up: Tensor, kind: ClampedSwiglu) -> Tensor:
-    """What `kind` makes of `[T, 2 * I]`, gate then up: `[T, I]`."""
+    """Apply `kind` to `[T, 2 * I]`, gate then up: `[T, I]`."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if not out.numel():

@@ -1,17 +1,17 @@
 # Triton's own types don't know what its compiler does with arguments and constants.
 # pyright: reportCallIssue=false
-"""A token for each row of logits, on the device alone: nothing is read back.
+"""Draw a token for each row of logits, on the device: nothing is read back.
 
-Which token it is follows `aioserve.sampling.sampler`. Given the weights, which are whole numbers
-(`selection`), what is kept is exact. Weights come from float32 powers: where `top_p` falls within
-their rounding of a border between two tokens, another device may keep the other one. Scores of the
-race among what is kept are in float64 (`race`).
+`aioserve.sampling.sampler` defines the draw. Given the weights, which are whole numbers
+(`selection`), the choice of kept tokens is exact. Weights come from float32 powers. If `top_p`
+falls within their rounding of a border between two tokens, another device may keep the other one.
+Scores of the race among kept tokens are in float64 (`race`).
 
-Each row is worked out by itself. A greedy row costs two launches' worth: the largest of each block
-of columns, and of these. Where `top_p` leaves some out, blocks are weighed; what `top_k` or `top_p`
-may keep is gathered in a list of seldom more than some hundreds, and its end is searched there.
-Where more than LISTED are left the whole row is searched: right as well, but slow. Then blocks of
-neighbouring ids race, and their winners.
+Each row is computed separately. A greedy row costs two launches: the largest of each block of
+columns, and of these. If `top_p` leaves some out, blocks are weighed. Tokens that `top_k` or
+`top_p` may keep are gathered in a list of seldom more than some hundreds, and its end is searched
+there. If more than LISTED are left, the whole row is searched: right as well, but slow. Then blocks
+of neighbouring ids race, and their winners.
 
 Steps with rows that ask for `min_p` or `typical_p` are filtered first (`filters`).
 """
@@ -77,7 +77,7 @@ class Draws(IntEnum):
 class DeviceSampleRows:
     """`SampleRows` on the device. `seeds` and `positions` are int64 with the same bits.
 
-    `draws`: what any of them may ask for, which a launch must know beforehand.
+    A launch must know beforehand what rows may ask for: `draws` covers all of them.
     """
 
     slots: Tensor
@@ -88,7 +88,7 @@ class DeviceSampleRows:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], draws: Draws) -> DeviceSampleRows:
-        """Rows of tensors by the names of `SampleRows.arrays`."""
+        """Make rows from tensors by the names of `SampleRows.arrays`."""
         columns = {name: tensors[name] for name in PARAMETER_COLUMNS}
         return cls(tensors["slots"], columns, tensors["seeds"], tensors["positions"], draws)
 
@@ -131,9 +131,9 @@ def draw(
 ) -> None:
     """Draw a token from each row of `logits`, float32 `[S, V]`, and leave it in its slot as well.
 
-    `token_ids_out` int64 `[S]` has 0 in rows that failed, and `statuses_out` int32 `[S]` why: an
-    index of `STATUS_ERRORS`, 0 in all others. All memory is taken before anything is written to
-    these, or to a slot: a draw for which there was none may be repeated.
+    `token_ids_out` int64 `[S]` gets 0 in rows that failed. `statuses_out` int32 `[S]` gets the
+    reason, an index of `STATUS_ERRORS`, and 0 in all others. All memory is taken before anything is
+    written to these, or to a slot. A draw that runs out of memory may be repeated.
     """
     count, vocab = logits.shape
     if not count:

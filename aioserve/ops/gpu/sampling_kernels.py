@@ -1,9 +1,9 @@
 # Triton's own types don't know what its compiler does with arguments and constants.
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-"""The kernels of `sampling` in front of the race, in the order of their launches.
+"""Kernels of `sampling` before the race, in the order of their launches.
 
-Rows are cut into blocks: COLS columns of the row as a matrix of LINES lines, of which each column
-is WIDTH ids further in the next line. Weights and searches are those of `selection`.
+Rows are cut into blocks: COLS columns of the row as a matrix of LINES lines. Each column goes WIDTH
+ids further from line to line. Weights and searches are those of `selection`.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ def first_kernel(
     GROUPS: tl.constexpr,
     SEARCHED: tl.constexpr,
 ):
-    """Program (row): greedy rows and those that fail are done here.
+    """Program (row): finishes greedy rows and those that fail.
 
-    For the others: the largest logit, a floor below which `top_k` keeps nothing, and the kind: 1
-    where every token may be drawn, 2 where `top_k` or `top_p` leaves some out.
+    For the others it stores the largest logit, a floor below which `top_k` keeps nothing, and the
+    kind. This is 1 if every token may be drawn, 2 if `top_k` or `top_p` leaves some out.
     """
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.arange(0, BLOCKS_TILE)
@@ -154,7 +154,7 @@ def weigh_kernel(
     COLS: tl.constexpr,
     LEVELS: tl.constexpr,
 ):
-    """Program (row, block): what its entries weigh, from each level on, where `top_p` cuts a whole
+    """Program (row, block): weights of its entries, from each level on, if `top_p` cuts a whole
     row."""
     row = tl.program_id(0)
     block = tl.program_id(1)
@@ -255,8 +255,8 @@ def border_kernel(
     LISTED: tl.constexpr,
     SEARCHED: tl.constexpr,
 ):
-    """Program (row) that leaves some tokens out: the order of the last that is kept, and the
-    highest id that is kept of those in it."""
+    """Program (row) that leaves some tokens out: the order of the last kept token, and the highest
+    kept id among those of this order."""
     row = tl.program_id(0)
     if tl.load(kinds + row) != 2:
         return

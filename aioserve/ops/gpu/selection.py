@@ -3,11 +3,11 @@
 """Weights of logits as whole numbers, and the search for the entry at which a sum is reached.
 
 A weight is `2**40 * exp((x - largest) / temperature)`, rounded down. Sums of whole numbers are
-exact, so they are the same in any order and for any cut into tiles. What weighs less than 2**-40 of
-the largest weighs nothing; of 2**18 entries that is at most 2**-22 of the whole, as much as float32
-weights are off anyway.
+exact, so they are the same in any order and for any cut into tiles. Weights below 2**-40 of the
+largest become 0. For 2**18 entries that loses at most 2**-22 of the whole, as much as the rounding
+of float32 weights.
 
-Entries are ranked by the bits of their logit, brought into order; a search narrows the range of
+Entries are ranked by the bits of their logit, brought into order. A search narrows the range of
 these bits, to a 16th each time. Nothing is sorted.
 """
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MAX_VOCAB = 1 << 22
-"""Largest vocabulary: so many weights of 2**40 add up to less than 2**63."""
+"""Largest vocabulary: that many weights of 2**40 add up to less than 2**63."""
 
 
 @triton.jit
@@ -52,14 +52,14 @@ def ordered(x):
 
 @triton.jit
 def value_of(order):
-    """The float32 x with `ordered(x) == order`."""
+    """Inverse of `ordered`: the float32 x with `ordered(x) == order`."""
     bits = order.to(tl.int32)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _entries(row, listed, from_list, start, count, TILE: tl.constexpr):
-    """Logits [TILE] of a row, or of a list made of it, and which of them there are."""
+    """Logits [TILE] of a row, or of a list made from it, and a mask of the existing ones."""
     at = start + tl.arange(0, TILE)
     inside = at < count
     in_list = at < tl.where(from_list != 0, count, 0)
@@ -82,10 +82,10 @@ def select(
     BY_COUNT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The highest v so that the entries with `ordered(x) >= v` reach the goal, int64.
+    """Highest v such that the entries with `ordered(x) >= v` reach the goal, int64.
 
-    They reach it by their weights or, with BY_COUNT, by their number. Those with `low` or above
-    must; if they don't, v is `low`.
+    They reach it by their weights or, with BY_COUNT, by their number. Entries at `low` or above
+    must reach it; otherwise v is `low`.
     """
     high = ordered(largest)
     while low < high:
@@ -110,8 +110,8 @@ def select(
 def sums_above(
     row, listed, from_list, count, order, largest, inverse_temperature, TILE: tl.constexpr
 ):
-    """Number and weight of the entries ranked above `order`; weight of one and number of those at
-    it."""
+    """Number and weight of the entries ranked above `order`, then the weight of one entry at it and
+    the number of those."""
     number = tl.full([], 0, tl.int64)
     mass = tl.full([], 0, tl.int64)
     weight = tl.full([], 0, tl.int64)
@@ -140,10 +140,10 @@ def _entry_ids(ids, from_list, start, count, TILE: tl.constexpr):
 def nth_equal(
     row, listed, ids, from_list, count, order, nth, VOCAB: tl.constexpr, TILE: tl.constexpr
 ):
-    """The id that `nth` lower ids of the entries at `order` come before. The ids of a list are in
-    `ids`; a row's are its columns."""
+    """Id at `order` that `nth` lower ids of the entries at `order` come before. The ids of a list
+    are in `ids`; a row's are its columns."""
     low = tl.full([], 0, tl.int32)
-    # One more than the last id: a loop that never begins is more than Triton 3.6 can compile.
+    # One more than the last id: Triton 3.6 can't compile a loop that never begins.
     high = tl.full([], VOCAB, tl.int32)
     while low < high:
         step = (high - low) // 16 + 1
