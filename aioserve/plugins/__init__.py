@@ -1,9 +1,8 @@
-"""Finds plugins and asks them what they offer; a broken plugin harms nothing that doesn't use it.
+"""Finds plugins and asks them what they offer. A broken plugin harms nothing that doesn't use it.
 
 A plugin is a module named by an entry point of the group `aioserve`, or an object given to
-`Engine(plugins=[...])`, with hook implementations marked `@aioserve.hookimpl`. An entry point that
-carries the name of what its module offers is known by that name although its module can't be
-imported.
+`Engine(plugins=[...])`. Its hook implementations are marked `@aioserve.hookimpl`. If its module
+can't be imported, an entry point with the name of an offer is known by that name all the same.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Makes a policy or a drafter of a file that is no plugin: `path/to/file.py:ClassName`, options
-behind it."""
+"""Make a policy or a drafter from a file that is no plugin: `path/to/file.py:ClassName`, followed
+by options."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ SEPARATOR = ".py:"
 
 
 class FileKind(NamedTuple):
-    """A kind of classes that files may have."""
+    """Kind of classes that files may have."""
 
     word: str
-    """Its name in errors."""
+    """Name of the kind in errors."""
     base: type
     check: Callable[[object], Any]
-    """Returns an object of such a class that can be used, and raises `ConfigError` for others."""
+    """Returns an object of this kind if it can be used, and raises `ConfigError` for others."""
 
 
 class FileClass(NamedTuple):
-    """A class of a file, with options."""
+    """Class in a file, with options."""
 
     kind: FileKind
     make: Callable[[], Any]
@@ -57,27 +57,27 @@ DRAFTER = FileKind("drafter", Drafter, check_drafter_object)
 
 
 def named_policy(registry: PluginRegistry, text: str) -> SchedulingPolicy:
-    """Make a policy object of a name that is installed, as `PluginRegistry.policy` makes it, or of
-    a class of a file, see `class_of_file`."""
+    """Make a policy object from an installed name, like `PluginRegistry.policy`, or from a class in
+    a file (`class_of_file`)."""
     make = policy_of_file(text)
     return registry.policy(text) if make is None else make()
 
 
 def policy_of_file(text: str) -> Callable[[], SchedulingPolicy] | None:
-    """Factory of policy objects, as `class_of_file` finds it."""
+    """Factory of policy objects that `class_of_file` finds."""
     found = class_of_file(text, POLICY)
     return None if found is None else found.make
 
 
 def drafter_of_file(text: str) -> Callable[[], Drafter] | None:
-    """Factory of drafters, as `class_of_file` finds it."""
+    """Factory of drafters that `class_of_file` finds."""
     found = class_of_file(text, DRAFTER)
     return None if found is None else found.make
 
 
 def names_file(text: str, *kinds: FileKind) -> bool:
-    """True for a text that names a class of a file, which is there. Nothing of it is run. Raises
-    `ConfigError` for one that isn't there, and for a file without a class."""
+    """True if a text names a class in an existing file, none of which is run. Raises `ConfigError`
+    for a file that doesn't exist, and for one named without a class."""
     if SEPARATOR in text:
         path = Path(f"{text.partition(SEPARATOR)[0]}.py")
         if not _is_file(path):
@@ -90,13 +90,13 @@ def names_file(text: str, *kinds: FileKind) -> bool:
 
 
 def class_of_file(text: str, *kinds: FileKind) -> FileClass | None:
-    """The class for `FILE.py:CLASS` or `FILE.py:CLASS:OPTION=VALUE,...`, which is of the first of
-    `kinds` that fits; None for a text that names no file.
+    """Find the class for `FILE.py:CLASS` or `FILE.py:CLASS:OPTION=VALUE,...`, with the first of
+    `kinds` that fits. None for a text that names no file.
 
-    The file is run here, as Python runs a module, so call it where no event loop runs: the file may
-    run one. Raises `ConfigError` for one that isn't there or has no such class, `PluginError` for
-    one that can't be run; what is made raises the same for options and for a class that makes
-    nothing of its kind.
+    The file is run here, like a module. Call it where no event loop runs, since the file may run
+    one. Raises `ConfigError` for a file that doesn't exist or has no such class, `PluginError` for
+    one that can't be run. Making the object raises the same for bad options, and for results of
+    another kind.
     """
     if not names_file(text, *kinds):
         return None
@@ -130,7 +130,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _classes_of(module: dict[str, object], kinds: tuple[FileKind, ...]) -> str:
-    """Names of the classes of these kinds that a module defines itself."""
+    """Text with the names of the classes of these kinds that a module defines itself."""
     names = [
         name
         for name, value in module.items()
@@ -142,21 +142,21 @@ def _classes_of(module: dict[str, object], kinds: tuple[FileKind, ...]) -> str:
 
 
 class _AsItIs(SourceFileLoader):
-    """Compiles a file each time. Python's own copy beside a file goes by seconds and size, and may
-    be of the text before an edit."""
+    """Compiles a file each time. Python's own cache compares only seconds and size, and may miss an
+    edit."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def _loaded(path: Path, what: str) -> dict[str, object]:
-    """Run the module; return what it has then."""
+    """Run a module and return its contents."""
     name = f"aioserve_file_{abs(hash(path.resolve())):x}"
     spec = importlib.util.spec_from_file_location(name, path, loader=_AsItIs(name, str(path)))
     if spec is None or spec.loader is None:
         raise ConfigError(f"{what}: {path} can't be read as a module")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses and pickles look for it
+    sys.modules[name] = module  # dataclasses and pickles look for it there
     try:
         with blamed(f"{what} can't be loaded"):
             spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Lists the installed plugins that may be loaded: all, or those that AIOSERVE_PLUGINS names."""
+"""Installed plugins that may be loaded: all, or those that AIOSERVE_PLUGINS names."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from aioserve.plugins.specs import GROUP
 __all__ = ["BUNDLED", "InstalledPlugin", "Origin", "installed_plugins"]
 
 BUNDLED = "aioserve"
-"""The distribution that brings the bundled policies, which are always allowed."""
+"""Distribution with the bundled policies, which are always allowed."""
 
 OFF = "off"
 
 
 class UnreadablePoint(msgspec.Struct, frozen=True):
-    """Entry point that stands for all of a distribution with an unreadable list of them."""
+    """Entry point that stands for a distribution whose list of entry points is unreadable."""
 
     name: str
     dist: Distribution
@@ -40,11 +40,11 @@ class Origin(msgspec.Struct, frozen=True):
     """Origin of a plugin."""
 
     plugin: str
-    """Name of the entry point, or of the object that was given."""
+    """Name of the entry point, or of the given object."""
     distribution: str
     version: str
     selected: bool
-    """Whether it was given, or AIOSERVE_PLUGINS names it: then it is an error if it is broken."""
+    """True if it was given, or AIOSERVE_PLUGINS names it. It is then an error if it is broken."""
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}".rstrip()
@@ -57,7 +57,7 @@ class InstalledPlugin(msgspec.Struct, frozen=True):
     origin: Origin
     bundled: bool
     allowed: bool
-    """Whether AIOSERVE_PLUGINS isn't set, or names it, or it is bundled."""
+    """True if it is bundled, or AIOSERVE_PLUGINS is unset or names it."""
 
     @property
     def name(self) -> str:
@@ -65,9 +65,10 @@ class InstalledPlugin(msgspec.Struct, frozen=True):
 
 
 def installed_plugins() -> list[InstalledPlugin]:
-    """Entry points of the group `aioserve`, in order of their names, bundled ones first.
+    """Entry points of the group `aioserve`, sorted by name, bundled ones first.
 
-    Raises `ConfigError` if AIOSERVE_PLUGINS names what isn't installed, or nothing between commas.
+    Raises `ConfigError` if AIOSERVE_PLUGINS names something that isn't installed, or has only
+    commas.
     """
     wanted = _wanted()
     found: list[InstalledPlugin] = []
@@ -94,7 +95,7 @@ def installed_plugins() -> list[InstalledPlugin]:
 def _points() -> list[Point]:
     try:
         return list(entry_points(group=GROUP))
-    except Exception:  # of one distribution, which stands for all: ask each for itself
+    except Exception:  # a single distribution breaks the whole listing: ask each
         return list(_points_one_by_one())
 
 
@@ -120,7 +121,7 @@ def _may_have_plugins(dist: Distribution) -> bool:
 
 
 def _wanted() -> tuple[str, ...] | None:
-    """Names in AIOSERVE_PLUGINS; None if it isn't set. Raises `ConfigError` for commas alone."""
+    """Names in AIOSERVE_PLUGINS; None if it isn't set. Raises `ConfigError` for only commas."""
     text = os.environ.get("AIOSERVE_PLUGINS")
     if text is None:
         return None
@@ -144,7 +145,8 @@ def _canonical(distribution: str) -> str:
 
 
 def _origin_of(dist: Distribution) -> tuple[str, str]:
-    """Name and version. What was installed halfway has no metadata: it is named by its folder."""
+    """Name and version of a distribution. A half-installed one has no metadata, and is named by its
+    folder."""
     folder = getattr(getattr(dist, "_path", None), "name", "unknown distribution")
     return _said(dist, "name") or folder, _said(dist, "version")
 

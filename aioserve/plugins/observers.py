@@ -1,8 +1,8 @@
 """Observers and admission checks of an engine: what they are told and asked.
 
-Observers are told what happened in batches, after a step was committed and never once a token, and
-are detached when they keep failing. The first admission check that refuses a request decides.
-Knows neither the engine nor a clock.
+Observers are told what happened in batches, after a step was committed and never per token. An
+observer that keeps failing is detached. The first admission check that refuses a request decides.
+Must not know the engine or a clock.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ MAX_FAILURES = 3
 
 
 class RequestInfo(SchedulingHints, frozen=True, kw_only=True, gc=False, metaclass=MadeByNames):
-    """A request with a prompt of known length, and what the caller told of it."""
+    """A request with a prompt of known length, and the caller's hints."""
 
     request_id: str
     prompt_tokens: int
     max_tokens: int
-    """Most tokens that each completion may have, whether the caller or the model limits it."""
+    """Most tokens of each completion, from the caller's or the model's limit."""
     num_samples: int
     arrival_seconds: float
-    """Time of its submission, on the clock of the engine's event loop."""
+    """Time of its submission, in seconds on the clock of the engine's event loop."""
 
 
 def info_of(request: Request) -> RequestInfo:
-    """Info of `request` for plugins."""
+    """Make the info of `request` for plugins."""
     return RequestInfo(
         request_id=request.request_id,
         prompt_tokens=request.prompt_tokens,
@@ -73,41 +73,42 @@ class StepPart(msgspec.Struct, frozen=True, gc=False):
     start_tokens: int
     """Tokens with KV from before: cached, or computed by earlier steps."""
     num_tokens: int
-    """Tokens computed behind them."""
+    """Tokens computed behind these."""
     num_sampled: int
-    """Tokens drawn: 0 while a prompt is computed in part, several where samples begin to differ or
-    guesses were right."""
+    """Tokens drawn: 0 while a prompt is computed in part. Several when samples begin to differ, or
+    draft tokens were right."""
     is_decode: bool
-    """Whether one token of the completion was computed, to draw the next, and guesses behind it, if
-    there were any; else tokens of the prompt were, or those of both that a preemption cost."""
+    """True if the last token of the completion was computed, with any draft tokens behind it. False
+    if tokens of the prompt were, or tokens lost in a preemption."""
 
 
 class StepInfo(msgspec.Struct, frozen=True, gc=False):
-    """A step that was committed, and the engine as it was then."""
+    """A step that was committed, and the state of the engine then."""
 
     step: int
     end_seconds: float
-    """Time of its commit, on the clock of the engine's event loop."""
+    """Time of its commit, in seconds on the clock of the engine's event loop."""
     num_sequences: int
     computed_tokens: int
     num_preempted: int
-    """Sequences that gave their pages back while it was planned."""
+    """Sequences that gave their pages back while the step was planned."""
     failed: bool
-    """Whether it raised, and the requests in it ended with `StepError`."""
+    """True if it raised, so that the requests in it ended with `StepError`."""
     num_running: int
     num_waiting: int
     pages_free: int
     pages_cached: int
-    """Pages held by the prefix cache alone."""
+    """Pages that only the prefix cache holds."""
     pages_fenced: int = 0
-    """Pages released, and free as soon as the step in flight is done."""
+    """Pages released. They are free as soon as the step in flight is done."""
     pages_held_by_requests: int = 0
     begin_seconds: float = 0.0
-    """Time when it was launched, or the step before it ended, on the same clock."""
+    """Time when it was launched or the previous step ended, whichever is later, on the same
+    clock."""
     parts: tuple[StepPart, ...] = ()
     """Parts in batch order, without those of requests that have ended meanwhile."""
     preempted: tuple[tuple[str, int], ...] = ()
-    """Request and sample of each sequence that gave its pages back and goes on."""
+    """Request id and sample number of each sequence that gave its pages back and goes on."""
 
 
 class RequestSummary(msgspec.Struct, frozen=True, gc=False):
@@ -122,19 +123,19 @@ class RequestSummary(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: int
     """Tokens of all its completions together."""
     first_token_seconds: float | None
-    """Time from its arrival; None if it had no token."""
+    """Seconds from its arrival to its first token; None without one."""
     total_seconds: float
-    """Time from its arrival."""
+    """Seconds from its arrival to its end."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when it started."""
     encoding_seconds: float | None = None
-    """Time of encoding. This and the fields below are in the `Timings` of its caller too."""
+    """Seconds of encoding. This and the fields below are in the `Timings` of its caller too."""
     queued_seconds: float | None = None
     inter_token_latency: InterTokenLatency | None = None
     preemptions: int = 0
     device_seconds: float = 0.0
     arrival_seconds: float = 0.0
-    """Arrival, as in its `RequestInfo`."""
+    """Time of its arrival, as in its `RequestInfo`."""
 
 
 class Observer:
@@ -150,7 +151,7 @@ class Observer:
         """Called when a step was committed."""
 
     def finished(self, requests: Sequence[RequestSummary]) -> None:
-        """Called when these requests have ended, for whatever reason."""
+        """Called when these requests have ended, for any reason."""
 
 
 class Observers:
@@ -159,14 +160,14 @@ class Observers:
     def __init__(self) -> None:
         self._attached: list[ObserverCalls] = []
         self.watch_steps: bool = False
-        """Whether any of them does something where a step has ended."""
+        """True if an observer overrides `step_finished`."""
 
     def attach(self, observer: Observer, label: str) -> None:
         """Attach an observer. `label` names it and its distribution in the log."""
         self._become([*self._attached, ObserverCalls(observer, label)])
 
     def detach(self, observer: Observer) -> None:
-        """Tell it nothing more. Nothing happens if it isn't attached."""
+        """Tell an observer nothing more. Does nothing if it isn't attached."""
         self._become([one for one in self._attached if one.observer is not observer])
 
     def _become(self, attached: list[ObserverCalls]) -> None:
@@ -187,8 +188,8 @@ class Observers:
         step: StepInfo | None,
         finished: Sequence[RequestSummary],
     ) -> None:
-        """Pass on what happened since the last call, to every observer in this order; what is
-        empty is passed over."""
+        """Pass on what happened since the last call, to every observer in this order. Empty
+        arguments are skipped."""
         told = {"arrived": tuple(arrived), "step_finished": step, "finished": tuple(finished)}
         for attached in self._attached:
             for method, what in told.items():
@@ -225,7 +226,8 @@ class ObserverCalls(PluginCalls):
 
 
 def refusal_of(ask: Callable[[RequestInfo], object], request: RequestInfo) -> Refusal | None:
-    """Return what an `aioserve_admit` answers; raises `NotAnAnswer`, and what it raises."""
+    """Return the answer of an `aioserve_admit`. Raises `NotAnAnswer`, and anything that it
+    raises."""
     answer = ask(request)
     if answer is None:
         return None
@@ -235,8 +237,7 @@ def refusal_of(ask: Callable[[RequestInfo], object], request: RequestInfo) -> Re
 
 
 class Admission:
-    """The checks of one engine: label and `aioserve_admit` of each plugin, in the order in which
-    they are asked."""
+    """Checks of one engine: label and `aioserve_admit` of each plugin, in the order of asking."""
 
     def __init__(self, checks: Iterable[tuple[str, Callable[[RequestInfo], object]]] = ()) -> None:
         self._checks = [
@@ -245,8 +246,8 @@ class Admission:
         ]
 
     def check(self, request: RequestInfo) -> None:
-        """Raise `RequestRejectedError` if a check refuses, and also if it has a fault: a quota
-        check that breaks must not open the door."""
+        """Raise `RequestRejectedError` if a check refuses, and also if it has a fault: a broken
+        quota check must not open the door."""
         name = f"request {request.request_id!r}"
         for calls, ask in self._checks:
             try:

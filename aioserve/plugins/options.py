@@ -1,6 +1,6 @@
-"""Parses options given with a name: `round_robin:chunk_size=512,adaptive=true`.
+"""Options given with a name: `round_robin:chunk_size=512,adaptive=true`.
 
-Values are converted as the factory's keyword-only parameters are annotated. Knows nothing of what
+Values are converted by the annotations of the factory's keyword-only parameters. Must not know what
 the factory makes.
 """
 
@@ -41,11 +41,10 @@ def split_name(text: str) -> tuple[str, dict[str, str]]:
 
 
 def made(factory: Callable[..., Any], options: Mapping[str, str], what: str) -> Any:
-    """Make what `factory` makes with `options`, converted. `what` names it in errors.
+    """Call `factory` with `options`, converted. `what` names the result in errors.
 
-    Raises `ConfigError` for an option that there isn't, a value that is none, an option that is
-    missing, and whatever value the factory itself refuses with a `ConfigError`; lets through what
-    else the factory raises.
+    Raises `ConfigError` for an unknown or missing option, an invalid value, and a value that the
+    factory refuses with a `ConfigError`. Other exceptions of the factory pass through.
     """
     parameters = _options_of(factory, what) if options else {}
     values: dict[str, Any] = {}
@@ -92,7 +91,7 @@ def _options_of(factory: Callable[..., Any], what: str) -> dict[str, inspect.Par
 
 
 def _known(option: str, parameters: Mapping[str, inspect.Parameter]) -> str:
-    """Text that names the nearest option, if one is near, and all that there are."""
+    """Text that names the nearest option, if one is near, and all options."""
     if not parameters:
         return "it has none"
     near = get_close_matches(option.replace("-", "_").lower(), parameters, 1)
@@ -112,7 +111,7 @@ def _told(parameter: inspect.Parameter) -> str:
 
 
 def _written(value: Any) -> str:
-    """Text that is converted to the value."""
+    """Text that converts to the value."""
     if value is None or type(value) is bool:
         return str(value).lower()
     if type(value) is float:
@@ -123,7 +122,7 @@ def _written(value: Any) -> str:
 
 
 def _words(kind: Any) -> str | None:
-    """Text of what a value of that kind is; None for a kind that can't be written in a name."""
+    """Text that describes values of a kind; None for a kind that can't be written in a name."""
     origin, members = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         told = [_words(one) for one in members if one is not type(None)]
@@ -142,8 +141,8 @@ def _words(kind: Any) -> str | None:
 
 
 def _kind(parameter: inspect.Parameter) -> Any:
-    """Annotation of a parameter, or else the type of its default; `EMPTY` where that says nothing
-    either."""
+    """Annotation of a parameter, or else the type of its default. `EMPTY` if neither says
+    anything."""
     if parameter.annotation is not EMPTY:
         return parameter.annotation
     default = parameter.default
@@ -192,7 +191,7 @@ def _one_of(text: str, kinds: tuple[Any, ...]) -> Any:
 
 
 def _mapping(text: str, key_kind: Any, value_kind: Any) -> dict[Any, Any]:
-    """Parse `gold:4;free:1`. A key may hold colons, a value none."""
+    """Parse `gold:4;free:1`. A key may contain colons, a value may not."""
     values: dict[Any, Any] = {}
     for entry in filter(None, text.split(";")):
         key, colon, value = entry.rpartition(":")

@@ -1,6 +1,5 @@
-"""Plugins installed and given, as found at one moment. A broken plugin harms nothing that
-doesn't use it.
-"""
+"""Plugins installed and given, as found at one moment. A broken plugin harms nothing that doesn't
+use it."""
 
 from __future__ import annotations
 
@@ -96,9 +95,9 @@ class BrokenPlugin(msgspec.Struct, frozen=True):
 class PluginRegistry:
     """Registry of plugins. Each engine makes its own.
 
-    `plugins` are objects or modules with hook implementations that needn't be installed; a broken
+    `plugins` are objects or modules with hook implementations that needn't be installed. A broken
     one raises `PluginError`. One object counts once, however often it is found. Raises
-    `ConfigError` if AIOSERVE_PLUGINS names what isn't installed.
+    `ConfigError` if AIOSERVE_PLUGINS names something that isn't installed.
     """
 
     def __init__(self, plugins: Iterable[object] = ()) -> None:
@@ -116,7 +115,7 @@ class PluginRegistry:
             DrafterSpec.kind: self.drafters,
         }
         self.admissions: list[AdmissionOffer] = []
-        """Offers in the order in which they are asked."""
+        """Offers in the order of asking."""
         self.broken: list[BrokenPlugin] = []
         self.off: list[InstalledPlugin] = []
         """Plugins that AIOSERVE_PLUGINS leaves out; they are not imported."""
@@ -144,9 +143,9 @@ class PluginRegistry:
     # -- what an engine chooses
 
     def policy(self, text: str) -> SchedulingPolicy:
-        """Make a policy object of a name, or of a name with options: `NAME:OPTION=VALUE,...`.
+        """Make a policy object from a name, or from a name with options: `NAME:OPTION=VALUE,...`.
 
-        Raises `UnknownPolicyError` listing the names there are, `ConfigError` for options, and
+        Raises `UnknownPolicyError` listing the known names, `ConfigError` for options, and
         `PluginError` for a policy whose plugin is broken.
         """
         name, options = split_name(text)
@@ -164,11 +163,11 @@ class PluginRegistry:
         return self.policies[split_name(text)[0]].label
 
     def eviction(self, text: str) -> Eviction:
-        """Eviction strategy of a name, as `PrefixTree` takes it, with options like those of a
-        policy.
+        """Eviction strategy for a name with options like those of a policy, in the form for
+        `PrefixTree`.
 
-        Raises `ConfigError` listing the names there are, and `PluginError` for a strategy whose
-        plugin is broken.
+        Raises `ConfigError` listing the known names, and `PluginError` for a strategy whose plugin
+        is broken.
         """
         name, options = split_name(text)
         if name in EVICTION_STRATEGIES:
@@ -182,10 +181,10 @@ class PluginRegistry:
         return StrategyCalls(_made(offer, options), offer.label)
 
     def drafter(self, text: str) -> Drafter:
-        """Make a drafter of a name, with options like those of a policy.
+        """Make a drafter from a name, with options like those of a policy.
 
-        Raises `ConfigError` listing the names there are, and `PluginError` for a drafter whose
-        plugin is broken.
+        Raises `ConfigError` listing the known names, and `PluginError` for a drafter whose plugin
+        is broken.
         """
         name, options = split_name(text)
         offer = self._offer(DrafterSpec, name)
@@ -202,8 +201,8 @@ class PluginRegistry:
 
     @property
     def processor_makers(self) -> tuple[ProcessorMaker, ...]:
-        """Makers of logits processors, one for each name: a runner is told of them by their numbers
-        in here."""
+        """Makers of logits processors, one for each name. Runners refer to them by their numbers
+        here."""
         return tuple(
             [
                 ProcessorMaker(offer.label, lambda text, offer=offer: _made_of(offer, text))
@@ -213,10 +212,10 @@ class PluginRegistry:
 
     def logits_processor(self, text: str) -> int:
         """Number in `processor_makers` of a name, with options like those of a policy. Makes a
-        processor, to see that it can.
+        processor as a test.
 
-        Raises `ConfigError` for a name or an option that there isn't, and `PluginError` for a
-        processor that can't be made.
+        Raises `ConfigError` for an unknown name or option, and `PluginError` for a processor that
+        can't be made.
         """
         name, options = split_name(text)
         offer = self._offer(LogitsProcessorSpec, name)
@@ -238,7 +237,8 @@ class PluginRegistry:
 
     def make_observers(self) -> Observers:
         """Make observer objects and attach them. One that can't be made is left out, with a
-        warning; raises `PluginError` where its plugin was given or is named by AIOSERVE_PLUGINS."""
+        warning. Raises `PluginError` instead if its plugin was given or is named by
+        AIOSERVE_PLUGINS."""
         observers = Observers()
         for offer in list(self.observers.values()):
             try:
@@ -263,7 +263,7 @@ class PluginRegistry:
         return self._offers[kind].get(name)
 
     def _known(self, name: str, names: Iterable[str]) -> str:
-        """Text of the nearest of the names, if one is near to `name`, and of all that there are."""
+        """Text of the nearest name, if one is near to `name`, and of all names."""
         known = sorted(names)
         near = get_close_matches(name.replace("-", "_").lower(), known, 1)
         meant = f"did you mean {near[0]}? There" if near else "there"
@@ -275,7 +275,7 @@ class PluginRegistry:
         return text
 
     def _ask(self, plugin: object) -> Contents:
-        """Ask a plugin what it offers; nothing more if this very object was asked before."""
+        """Ask a plugin what it offers. Empty if this object was asked before."""
         if any(plugin is asked for asked in self._asked):
             return Contents()
         contents = contents_of(plugin)
@@ -305,7 +305,7 @@ class PluginRegistry:
     def _add(
         self, contents: Contents, origin: Origin, owners: Mapping[tuple[str, str], Origin]
     ) -> None:
-        """Add all that a plugin offers, or nothing of it. `owners` are the entry points of a name,
+        """Add everything that a plugin offers, or nothing. `owners` are the entry points of a name,
         which have a right to it before any other."""
         for kind, name in contents.offered:
             if kind == EvictionSpec.kind and name in EVICTION_STRATEGIES:
@@ -322,17 +322,17 @@ class PluginRegistry:
 
 
 def check_policy_object(policy: object) -> SchedulingPolicy:
-    """Return `policy`, if it is one with plain methods."""
+    """Return `policy` if it is a policy with plain methods."""
     return _with_plain_methods("policy", policy, SchedulingPolicy, "a name or a")
 
 
 def check_observer_object(observer: object) -> Observer:
-    """Return `observer`, if it is one with plain methods."""
+    """Return `observer` if it is an observer with plain methods."""
     return _with_plain_methods("observer", observer, Observer, "an")
 
 
 def check_drafter_object(drafter: object) -> Drafter:
-    """Return `drafter`, if it is one with plain methods."""
+    """Return `drafter` if it is a drafter with plain methods."""
     return _with_plain_methods("drafter", drafter, Drafter, "a")
 
 
@@ -348,9 +348,11 @@ def _with_plain_methods(what: str, thing: object, kind: type[T], must_be: str) -
 
 
 def _wrong_method(thing: object, kind: type) -> str | None:
-    """Fault of its first wrong method: one that isn't plain, which would never be awaited; one that
-    is nearly named like one of `kind`, which would never be called; or one in place of a bool,
-    which would be taken for True."""
+    """Describe the first wrong method, or return None.
+
+    An async method would never be awaited. A method named nearly like one of `kind` would never be
+    called. A method in place of a bool would count as True.
+    """
     asked = [name for name in vars(kind) if not name.startswith("_")]
     for method in asked:
         function = getattr(thing, method)
@@ -377,8 +379,8 @@ def _made_of(offer: Offer[T], text: str) -> T:
 
 
 def _made(offer: Offer[T], options: Mapping[str, str]) -> T:
-    """Call the factory. Raises `PluginError` naming the plugin if it raises or makes
-    something else."""
+    """Call the factory. Raises `PluginError` naming the plugin if it raises or makes something
+    else."""
     spec, what = offer.spec, f"{offer.spec.kind} {offer.label}"
     with blamed(f"{what} can't be made", ConfigError, PluginError):
         thing = made(spec.factory, options, f"{spec.kind} {spec.name!r}")

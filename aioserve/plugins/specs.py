@@ -1,8 +1,8 @@
-"""Hooks by which a plugin offers things, the frozen specs that they give, and what one plugin gave,
-checked whole.
+"""Hooks by which a plugin offers things, the frozen specs that they return, and the checked
+contents of one plugin.
 
-A spec says how to make something and which version of the interface it was written for. What it
-makes is chosen once, when an engine starts, and then called plainly.
+A spec says how to make something, and the version of the interface it was written for. The object
+is chosen once, when an engine starts, and then called plainly.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GROUP = "aioserve"
 
 API_VERSION = 1
 """Version of the interfaces that specs are written for. It grows when something that worked no
-longer does; a spec made for another version is refused."""
+longer does. A spec made for another version is refused."""
 
 hookspec: pluggy.HookspecMarker = pluggy.HookspecMarker(GROUP)
 hookimpl: pluggy.HookimplMarker = pluggy.HookimplMarker(GROUP)
@@ -62,13 +62,13 @@ class Spec(msgspec.Struct, Generic[T], frozen=True):
 
     name: str
     factory: Callable[..., T]
-    """Factory of one object for one engine. Keyword-only parameters of what is chosen by name can
-    be given with the name: `policy="round_robin:chunk_size=512"`."""
+    """Factory of one object for one engine. If the object is chosen by name, keyword-only
+    parameters can be given with the name: `policy="round_robin:chunk_size=512"`."""
     description: str = ""
     """One line for listings."""
     api: int = 1
-    """`aioserve.plugins.API_VERSION` that it was written for. The default stays 1: a spec that
-    doesn't say is of the first."""
+    """Value of `aioserve.plugins.API_VERSION` that it was written for. The default stays 1: a spec
+    that doesn't say was written for the first."""
 
 
 class PolicySpec(Spec[SchedulingPolicy], frozen=True):
@@ -127,12 +127,12 @@ class HookSpecs:
 
     @hookspec
     def aioserve_drafters(self) -> Sequence[DrafterSpec]:  # pyright: ignore[reportReturnType]
-        """Drafters that an engine may guess tokens with."""
+        """Drafters that engines may use for speculative decoding."""
 
     @hookspec(firstresult=True)
     def aioserve_admit(self, request: RequestInfo) -> Refusal | None:
-        """Whether a request may enter the queue: None lets it in. Asked once for each request, on
-        the event loop, when the length of its prompt is known."""
+        """Return a refusal to keep a request out of the queue; None lets it in. Asked once for each
+        request, on the event loop, when the length of its prompt is known."""
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -153,7 +153,7 @@ class Contents(msgspec.Struct, frozen=True):
 def contents_of(plugin: object) -> Contents:
     """Contents of a plugin's hooks: a module's functions or an object's methods.
 
-    Raises `PluginError` where it breaks the contract, and whatever its hooks raise.
+    Raises `PluginError` if it breaks the contract, and anything that its hooks raise.
     """
     if inspect.isclass(plugin):
         raise PluginError(f"plugin {shown(plugin)} is a class: give an object of it, or a module")
@@ -190,7 +190,7 @@ def _check_plain(name: str, implementation: pluggy.HookImpl) -> None:
 
 
 def _specs(hook: pluggy.HookCaller, kind: type[Spec[Any]]) -> list[Spec[Any]]:
-    """Specs that a hook gives, each checked and made anew of plain values."""
+    """Specs that a hook returns, each checked and copied into plain values."""
     specs: dict[str, Spec[Any]] = {}
     wanted = kind.__name__
     offers: list[Any] = hook()
