@@ -1,7 +1,7 @@
-"""`python -m aioserve`: the same as the `aioserve` command.
+"""Entry point of `python -m aioserve`, the same as the `aioserve` command.
 
-Python imports the package before it runs this file. Ctrl-C in that time leaves a traceback, which
-the command's own script avoids: it begins with `aioserve_main`.
+Python imports the package before it runs this file. Ctrl-C in that time leaves a traceback. The
+command's own script avoids that: it begins with `aioserve_main`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Arguments at the edge: each becomes a plain value, or is refused by name.
+"""Checks of arguments: each argument becomes a plain value, or is refused by name.
 
-An argument may be an object of any class, whose methods raise, lie or never end. So it is told by
-its type, made into a plain int, float, bool, str or tuple of these, and only that is
-compared, kept and handed on. Of numbers all classes will do, numpy's and enums' too; a bool is no
+An argument may be an object of any class, whose methods raise, lie or never end. So its type
+decides what it is. It becomes a plain int, float, bool, str or tuple of these, and only that is
+compared, kept and handed on. Numbers may be of any class, numpy's and enums' too; a bool is no
 number.
 """
 
@@ -64,25 +64,30 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Rule = Callable[[object], T]
-"""Makes an argument a plain value, or raises what `check` knows."""
+"""Callable that makes an argument a plain value, or raises an error that `check` understands."""
 
 MAX_INT = 2**63 - 1
-"""Largest value of arguments without a bound of their own: what JSON, numpy and kernels can
-take."""
+"""Largest value of arguments without a bound of their own: JSON, numpy and kernels can take it."""
 MAX_SHOWN_CHARS = 1000
 MAX_SHOWN_BITS = 128
 
 
 class _Unfit(Exception):
-    """`_Unfit("be an int", "'x'", value, limit)`: what it must do, and what it is in short."""
+    """Refusal by a rule: `_Unfit("be an int", "'x'", value, limit)`.
+
+    The args are: what the argument must do, its value in short, the value, and the bound.
+    """
 
     where = ""
-    """Which entry of the argument it is."""
+    """Place of the refused entry in the argument, such as "[2]"; empty for the whole argument."""
 
 
 def check(error: Callable[..., Exception], argument: str, value: object, rule: Rule[T]) -> T:
-    """What `rule` makes of `value`. Raises `error(message, argument=, value=, limit=)` for what it
-    refuses: `limit` is the bound that `value`, or its size, is beyond; None for a wrong type."""
+    """Return `value` as `rule` makes it plain.
+
+    Raises `error(message, argument=, value=, limit=)` if the rule refuses it. `limit` is the bound
+    that `value`, or its size, exceeds; None for a wrong type.
+    """
     try:
         return rule(value)
     except _Unfit as unfit:
@@ -106,7 +111,7 @@ def integer(low: int, high: int = MAX_INT) -> Rule[int]:
 
 
 def number(low: float, high: float = math.inf, *, above: bool = False) -> Rule[float]:
-    """A finite one; `above` leaves `low` out."""
+    """Rule for finite numbers in [low, high]; with `above`, `low` itself is refused."""
     most = "finite" if high == math.inf else f"at most {high:g}"
     least = f"above {low:g}" if above else f"of at least {low:g}"
     within = f"in [{low:g}, {high:g}]" if high < math.inf and not above else f"{least} and {most}"
@@ -131,7 +136,7 @@ def boolean(value: object) -> bool:
 
 
 def text(low: int, high: int = MAX_INT) -> Rule[str]:
-    """A str of that many characters."""
+    """Rule for strs of `low` to `high` characters that UTF-8 can encode."""
 
     must = f"be a str of {low} to {high} characters" if low or high < MAX_INT else "be a str"
 
@@ -143,7 +148,7 @@ def text(low: int, high: int = MAX_INT) -> Rule[str]:
             raise _Unfit(must, shown(text), len(text), low if len(text) < low else high)
         try:
             text.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair: no log and no JSON can hold it
+        except UnicodeEncodeError:  # half of a surrogate pair: neither a log nor JSON can hold it
             raise _Unfit("be text that UTF-8 can encode", shown(text), text, None) from None
         return text
 
@@ -154,8 +159,11 @@ name: Rule[str] = text(1, 256)
 
 
 def choice(*choices: Any, pattern: tuple[str, str] | None = None) -> Rule[Any]:
-    """One of some strs, or of some ints. `pattern`: also strs that match one, in words
-    and as a regular expression."""
+    """Rule for one of `choices`, which are all strs or all ints.
+
+    `pattern` allows further strs: a description for the message, and a regular expression that the
+    whole str must match.
+    """
     must = f"be one of {', '.join(map(repr, choices))}"
     if pattern is not None:
         must += f", or {pattern[0]}"
@@ -172,7 +180,7 @@ def choice(*choices: Any, pattern: tuple[str, str] | None = None) -> Rule[Any]:
 
 
 def boolean_or(word: str) -> Rule[Any]:
-    """A bool, or one str."""
+    """Rule for a bool, or the str `word`."""
 
     def rule(value: object) -> bool | str:
         if plain_str(value) == word:
@@ -185,9 +193,11 @@ def boolean_or(word: str) -> Rule[Any]:
 
 
 def rules_of(kind: type[msgspec.Struct]) -> dict[str, Rule[Any]]:
-    """Rules of a struct's fields: those that stand beside their types, as in
-    `Annotated[int, integer(1)]`; for a bool, a `Literal`, and one of these or None, what the type
-    says."""
+    """Rules of a struct's fields, by name. Fields without a rule are left out.
+
+    `Annotated[int, integer(1)]` names its rule itself. The rules of a bool and of a `Literal`
+    follow from the type. `X | None` takes None and whatever the rule of `X` takes.
+    """
     hints = get_type_hints(kind, include_extras=True)
     rules = {field: _rule_of(hint) for field, hint in hints.items()}
     return {field: rule for field, rule in rules.items() if rule is not None}
@@ -208,7 +218,7 @@ def _rule_of(hint: Any) -> Rule[Any] | None:
 def check_fields(
     error: Callable[..., Exception], struct: msgspec.Struct, rules: Mapping[str, Rule[Any]]
 ) -> None:
-    """Make fields what their rules make of them. Raises as `check` does."""
+    """Replace each field's value by what its rule makes of it. Raises as `check` does."""
     for field, rule in rules.items():
         value = check(error, field, getattr(struct, field), rule)
         msgspec.structs.force_setattr(struct, field, value)
@@ -219,7 +229,7 @@ def optional(rule: Rule[T]) -> Rule[T | None]:
 
 
 def several(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
-    """As `sequence`; None stands for nothing, what is no sequence for a single entry."""
+    """Rule like `sequence`, which also takes None for no entries and one entry by itself."""
     of_many = sequence(rule, most)
 
     def tuple_of(value: object) -> tuple[T, ...]:
@@ -231,8 +241,10 @@ def several(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
 
 
 def sequence(rule: Rule[T], most: int, *, least: int = 0) -> Rule[tuple[T, ...]]:
-    """Anything to iterate over but a str, bytes or a mapping, of which no more than is needed is
-    read."""
+    """Rule for an iterable of `least` to `most` entries, other than a str, bytes or a mapping.
+
+    Reads at most `most + 1` entries.
+    """
 
     def tuple_of(value: object) -> tuple[T, ...]:
         if _is_single(value):
@@ -246,8 +258,10 @@ def sequence(rule: Rule[T], most: int, *, least: int = 0) -> Rule[tuple[T, ...]]
 
 
 def pairs(key: Rule[K], value: Rule[V], most: int) -> Rule[tuple[tuple[K, V], ...]]:
-    """Keys, each with its value, of a mapping or a sequence of pairs; the last value of a key
-    counts. None stands for nothing."""
+    """Rule for a mapping or a sequence of pairs. The last value of a key counts.
+
+    None stands for no pairs.
+    """
 
     def pair(given: object) -> tuple[K, V]:
         both = two(given)
@@ -270,7 +284,7 @@ def pairs(key: Rule[K], value: Rule[V], most: int) -> Rule[tuple[tuple[K, V], ..
 
 
 def mapping(key: Rule[K], value: Rule[V], most: int) -> Rule[MappingProxyType[K, V]]:
-    """A read-only copy of a mapping; None stands for an empty one."""
+    """Rule for a mapping, of which a read-only copy is made. None stands for an empty mapping."""
 
     def copied(given: object) -> MappingProxyType[K, V]:
         if given is None:
@@ -290,7 +304,7 @@ def mapping(key: Rule[K], value: Rule[V], most: int) -> Rule[MappingProxyType[K,
 
 EMPTY_MAPPING: MappingProxyType[Any, Any] = MappingProxyType({})
 _NOTHING: tuple[()] = ()
-"""There is one empty tuple: the default of arguments that are seldom given."""
+"""The shared empty tuple: the default of arguments that are seldom given."""
 _SINGLE = (str, bytes, bytearray, memoryview, Mapping)
 
 
@@ -299,7 +313,7 @@ def _is_single(value: object) -> bool:
 
 
 def _entries(value: Any, most: int, kind: str) -> tuple[Any, ...]:
-    """Values of a sequence, or pairs of a mapping; no more than is needed is read."""
+    """Return the entries of a sequence, or the pairs of a mapping. Reads at most `most + 1`."""
     try:
         entries = tuple(islice(value.items() if kind == "mapping" else value, most + 1))
     except KeyboardInterrupt:
@@ -313,7 +327,7 @@ def _entries(value: Any, most: int, kind: str) -> tuple[Any, ...]:
 
 
 def _within(place: tuple[object] | None, rule: Rule[T], value: object) -> T:
-    """What `rule` makes of an entry at a place, or of a key where there is none."""
+    """Apply `rule` to the entry at `place`, or to a key of a mapping if `place` is None."""
     try:
         return rule(value)
     except _Unfit as unfit:
@@ -322,7 +336,7 @@ def _within(place: tuple[object] | None, rule: Rule[T], value: object) -> T:
 
 
 def plain_int(value: object) -> int | None:
-    """The int that a number is; None for all else, bools included."""
+    """Return a number of any integer class as an int; None for anything else, bools included."""
     kind = type(value)
     if kind is int:
         return value  # pyright: ignore[reportReturnType]
@@ -337,12 +351,14 @@ def plain_int(value: object) -> int | None:
 
 
 def plain_str(value: object) -> str | None:
-    """The characters of a str of any class; None for all else."""
+    """Return a str of any class as a plain str; None for anything else."""
     return str.__str__(value) if issubclass(type(value), str) else None  # pyright: ignore
 
 
 def _plain_float(value: object) -> tuple[float | None, float | None]:
-    """The float that a number is, and the number itself: that of an int too large is infinite."""
+    """Return a number as a float, and its exact value. The float of an int that is too large is
+    infinite.
+    """
     whole = plain_int(value)
     if whole is not None:
         try:
@@ -362,8 +378,11 @@ def _plain_float(value: object) -> tuple[float | None, float | None]:
 
 
 def plain_value(value: object) -> object:
-    """What an error carries of a value, so that it can be kept, copied, pickled and shown: a short
-    number or str and None as they are, of all else what is shown of it."""
+    """Return what an error carries of a value: it can be kept, copied, pickled and shown.
+
+    Short numbers, short strs, bools and None stay as they are. Everything else becomes its `shown`
+    text.
+    """
     kind = type(value)
     if kind is bool or kind is float or value is None:
         return value
@@ -375,7 +394,9 @@ def plain_value(value: object) -> object:
 
 
 class _Shortened(reprlib.Repr):
-    """Reads no more of Python's own collections, and of their subclasses, than it shows."""
+    """A `repr` that reads no more of Python's own collections, and of their subclasses, than it
+    shows.
+    """
 
     def repr1(self, x: Any, level: int) -> str:
         for kind in (int, str, bytes, bytearray, list, tuple, dict, set, frozenset):
@@ -383,7 +404,7 @@ class _Shortened(reprlib.Repr):
                 return getattr(self, f"repr_{kind.__name__}")(x, level)
         return super().repr1(x, level)
 
-    def repr_int(self, x: int, level: int) -> str:  # Python refuses to print the largest
+    def repr_int(self, x: int, level: int) -> str:  # Python refuses to print very long ints
         bits = int.bit_length(x)
         return repr(x) if bits <= MAX_SHOWN_BITS else f"<int of {bits} bits>"
 
@@ -392,7 +413,7 @@ class _Shortened(reprlib.Repr):
 
     repr_bytearray = repr_bytes
 
-    # The dicts and sets of reprlib are sorted, whatever their size.
+    # reprlib sorts dicts and sets of any size: shorten them first.
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
         return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
@@ -414,8 +435,10 @@ _brief.maxstring = 60
 
 
 def brief(value: object, *facts: object, **named: object) -> str:
-    """The `repr` of a value that tells facts of it in short: `Sample('It rains.', 4 tokens)`. Texts
-    among `named` are `quoted`; what is named and says nothing is left out."""
+    """Return a short `repr` with the facts of a value: `Sample('It rains.', 4 tokens)`.
+
+    Texts among `named` are `quoted`. None and empty texts are left out.
+    """
     told = [str(fact) for fact in facts]
     told += [
         f"{name}={_brief.repr_str(one, 1) if isinstance(one, str) else one}"
@@ -426,17 +449,22 @@ def brief(value: object, *facts: object, **named: object) -> str:
 
 
 def quoted(text: str) -> str:
-    """The text in quotes, cut in its middle to at most 60 characters."""
+    """Return the text in quotes, cut in its middle to at most 60 characters."""
     return _brief.repr_str(text, 1)
 
 
 def counted(count: int, one: str, several: str | None = None, *, form: str = "") -> str:
-    """`1 page`, `2 pages`; `several` where that isn't `one` and an s. `form` as in a format."""
+    """Return a count with its noun: `1 page`, `2 pages`.
+
+    `several` is the plural, by default `one` and an s. `form` is the count's format specification.
+    """
     return f"{count:{form}} {one if count == 1 else several or one + 's'}"
 
 
 def shown(value: object) -> str:
-    """A short `repr` of any object, as a plain str; Python's own where the object's raises."""
+    """Return a short `repr` of any object as a plain str; Python's default if the object's own
+    raises.
+    """
     try:
         return str.__str__(_shortened.repr(value))[:MAX_SHOWN_CHARS]
     except KeyboardInterrupt:
@@ -446,16 +474,22 @@ def shown(value: object) -> str:
 
 
 def unknown_argument(call: str, name: str, known: Collection[str]) -> TypeError:
-    """The error of a keyword argument that `call` has not: it says what another engine's is called
-    here, and the nearest of those that it has."""
+    """Return the error of a keyword argument that `call` doesn't have.
+
+    If another engine has an argument of that name, it says what that is called here. Otherwise it
+    names the nearest known one.
+    """
     from aioserve.other_engines.answers import unknown_in_python
 
     return TypeError(unknown_in_python(call, name, known))
 
 
 class MadeByNames(type(msgspec.Struct)):
-    """Class of structs that are made of keyword arguments alone. Their constructor names the field
-    that was meant by a name that is none, or by a value without a name."""
+    """Metaclass of structs that take keyword arguments only.
+
+    The TypeError for an unknown name, or for a positional value, names the field that was probably
+    meant.
+    """
 
     if not TYPE_CHECKING:
 
@@ -475,8 +509,10 @@ class MadeByNames(type(msgspec.Struct)):
 
 
 def _field_for(cls: Callable[..., Any], value: object) -> str:
-    """`temperature=0.7`: the first field of a struct that takes such a value; `**{...}` for a dict
-    of its fields."""
+    """Return the keyword argument that a positional value was meant for, such as `temperature=0.7`.
+
+    It is the first field that takes such a value, or `**{...}` for a dict of fields.
+    """
     fields: tuple[str, ...] = getattr(cls, "__struct_fields__", ())
     if type(value) is dict and value and value.keys() <= set(fields):
         return f"**{shown(value)}"

@@ -1,4 +1,4 @@
-"""The options of an engine, checked where they enter."""
+"""Options of an engine, with their checks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Acceptance = Literal["match", "rejection"]
 Attention = Literal["auto", "triton", "flashinfer"]
 Backend = Literal["auto", "native", "reference"]
 Device = str
-"""auto, cpu, cuda, or cuda:N."""
+"""Name of a device: auto, cpu, cuda, or cuda:N."""
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "recompute", "swap"]
 ActivationQuantization = Literal["auto", "none"]
@@ -84,10 +84,10 @@ PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def used_backend(name: str = "auto") -> Literal["native", "reference"]:
-    """The backend that `name` stands for.
+    """Return the CPU backend that `name` stands for.
 
-    "auto" is what the environment variable AIOSERVE_OPS names, which nothing else looks at, and
-    "native" where that is "auto" too, empty or unset. Raises `ConfigError` for a name of none.
+    "auto" is the value of the environment variable AIOSERVE_OPS, which is read here alone. It is
+    "native" if that is "auto", empty or unset. Raises `ConfigError` for any other name.
     """
     source = "backend"
     if name == "auto":
@@ -101,7 +101,7 @@ def used_backend(name: str = "auto") -> Literal["native", "reference"]:
 
 
 def names_cpu_backend(name: str) -> bool:
-    """Whether a backend is asked for, by the option or by AIOSERVE_OPS: all are for CPUs.
+    """True if the option or AIOSERVE_OPS names a backend: all backends are for CPUs.
 
     Raises as `used_backend`.
     """
@@ -110,34 +110,42 @@ def names_cpu_backend(name: str) -> bool:
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
-    """Draft tokens, which a step verifies together: it keeps those that it would have
-    drawn itself, so that the tokens are the same without any, unless `acceptance` says otherwise.
+    """Speculative decoding: a drafter proposes draft tokens, and a step verifies them together.
 
-    Raises `ConfigError` for a value outside its range.
+    A step keeps the draft tokens that it would have drawn itself. The tokens are those without
+    speculation, unless `acceptance` says otherwise. Raises `ConfigError` for a value outside its
+    range.
     """
 
     drafter: Annotated[str, text(1, MAX_DRAFTER_CHARS)]
-    """The drafter: the name of one that a plugin offers, options behind it as in
-    "suffix:max_depth=32", or a class of a file, "FILE.py:CLASS". That there is one of the name
-    shows when the engine is entered, or when it is made, where none but the bundled plugins could
-    offer it."""
+    """Drafter: a plugin's name, with options behind it as in "suffix:max_depth=32", or a class of a
+    file, "FILE.py:CLASS". An unknown name raises when the engine is made if only bundled plugins
+    could offer it, else when the engine is entered.
+    """
     max_tokens: Annotated[int, integer(1, MAX_DRAFT_TOKENS)] = 8
     """Most draft tokens of a sequence in one step, in [1, 64]."""
     acceptance: Acceptance = "match"
-    """Rule by which draft tokens are kept: "match", sampler match: those that are what the step
-    draws, so that the tokens are the same without any. "rejection", rejection sampling: of a draft
-    model's at a temperature above 0 as many as can be without changing how often a token comes; the
-    tokens are others than without it. Draft tokens that aren't drawn are kept by "match" either
-    way."""
+    """Rule by which draft tokens are kept.
+
+    With "match" (sampler match), a step keeps the draft tokens that equal what it draws, so the
+    tokens are the same as without drafts. With "rejection" (rejection sampling), it keeps as many
+    tokens of a draft model as it can at temperatures above 0. Each token then comes equally often,
+    but the tokens differ from those without drafts. Draft tokens that aren't drawn are kept by
+    "match" either way.
+    """
     max_branches: Annotated[int, integer(0, MAX_BRANCHES)] = 0
-    """Most paths of draft tokens beside the first one of a sequence in one step, in [0, 8] and at
-    most half of `max_tokens`, of the rows that its first one leaves of these. On a CPU, with a
-    drafter that makes some, and with `acceptance` "match"."""
+    """Most further paths of draft tokens of a sequence in one step, beside the first, in [0, 8]. At
+    most half of `max_tokens`; they use what the first path leaves of it. Needs a CPU, a drafter
+    that makes branches, and `acceptance` "match".
+    """
 
     @staticmethod
     def of(drafter: str | None = None, **others: Any) -> Speculation | None:
-        """Speculation by that drafter, with those of the other fields that aren't None; None
-        without a drafter. Raises `ConfigError`, also for a field that asks for something then."""
+        """Return speculation by `drafter`, or None without one. `others` that are None are left
+        out.
+
+        Raises `ConfigError`, also for a field that asks for something although there is no drafter.
+        """
         given = {name: value for name, value in others.items() if value is not None}
         if drafter is not None:
             return Speculation(drafter=drafter, **given)
@@ -154,7 +162,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNam
 
     @property
     def drafter_name(self) -> str:
-        """The drafter's name, or that of its class in a file, without options."""
+        """Name of the drafter, or of its class in a file, without options."""
         named = self.drafter.partition(".py:")[2] or self.drafter
         return named.partition(":")[0].strip()
 
@@ -197,132 +205,156 @@ _path_text = text(1, MAX_PATH_CHARS)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
-    """How an engine runs its model.
+    """Options of an engine.
 
-    Raises `ConfigError` for a value outside its range, and for an option that asks for something
-    which another option leaves without effect. An option at its default asks for nothing.
+    Raises `ConfigError` for a value outside its range, and for an option that has no effect because
+    of another one. An option at its default is never refused.
     """
 
     device: Annotated[
         Device,
         choice("auto", "cpu", "cuda", pattern=("'cuda:N' with N from 0 to 99", "cuda:[0-9]{1,2}")),
     ] = "auto"
-    """Where the model runs: "cpu"; "cuda", an NVIDIA GPU, or "cuda:1", the second one. "auto" is
-    the first GPU that can be used, and the CPU where there is none or a `backend` is named."""
+    """Device of the model: "cpu"; "cuda", an NVIDIA GPU; or "cuda:1", the second one. The default,
+    "auto", is the first GPU that can be used, or the CPU if there is none or a `backend` is named.
+    """
     backend: Backend = "auto"
-    """What computes it on a CPU: "native", C++; "reference", plain torch, to compare with. "auto"
-    is what the environment variable AIOSERVE_OPS names, and "native" where that is unset."""
+    """Kernels on a CPU: "native" is C++; "reference" is plain torch, to compare with. The default,
+    "auto", is what the environment variable AIOSERVE_OPS names, and "native" if that is unset.
+    """
     dtype: DType = "auto"
-    """Type of activations and KV, and of weights that aren't quantised. "auto" is what the
-    checkpoint says."""
+    """Type of activations, KV and unquantised weights. "auto" is what the checkpoint says."""
     architecture: Architecture | None = None
-    """What a model is computed as whose own architecture isn't supported: "llama", where its
-    tensors are named as Llama's and it differs from Llama in nothing else. None: what its files say
-    that it is."""
+    """Architecture to compute the model as if its own isn't supported. Use "llama" if its tensors
+    are named as Llama's and it differs from Llama in nothing else. None: the one that its files
+    name.
+    """
     quantization: Quantization | None = None
-    """Round the weights of linear layers to so many bits while they are loaded: "int8", with a
-    scale for 128 inputs, "int4", with a scale for 32, or "fp8", E4M3 with a scale for each output.
-    The output layer becomes int8. None: weights are what the checkpoint
-    stores."""
+    """Quantise the weights of linear layers while they are loaded. Scales: "int8" has one for 128
+    inputs, "int4" one for 32, and "fp8" (E4M3) one for each output. The output layer becomes int8.
+    None: weights are what the checkpoint stores.
+    """
     activation_quantization: ActivationQuantization = "auto"
-    """In which numbers activations meet weights of integers. "auto" is what the backend computes:
-    on a CPU integers of 8 bits, with a scale for each row and group of inputs (dynamic
-    quantization). "none": floats (weight-only quantization, W4A16); such weights become floats of
-    `dtype` on the way into a product, and take the memory of their integers; but for GPTQ in the
-    order of activations, which becomes floats while it is loaded."""
+    """Numbers in which activations meet integer weights. "auto" is what the backend computes. On a
+    CPU these are 8-bit integers with a scale for each row and group of inputs (dynamic
+    quantization). "none": floats (weight-only quantization, W4A16). The weights then become floats
+    of `dtype` on the way into a product, and take the memory of their integers. GPTQ in the order
+    of activations is the exception: it becomes floats while it is loaded.
+    """
     page_size: Annotated[int, choice(*PAGE_SIZES)] = 16
     """Tokens in a page of the KV cache."""
     num_pages: Annotated[int | None, optional(integer(1, MAX_COUNT))] = None
-    """Pages of the KV cache. A model with groups of window layers takes one of each group for the
-    same tokens, as long as these are in the window. None: as many as `memory_utilization` allows,
-    and no more than `max_num_seqs` sequences of `max_model_len` can use."""
+    """Pages of the KV cache. A model with groups of window layers takes one page of each group for
+    the same tokens, while these are in the window. None: as many as `memory_utilization` allows,
+    and no more than `max_num_seqs` sequences of `max_model_len` can use.
+    """
     memory_utilization: Annotated[float, number(0, 1, above=True)] = 0.9
-    """Share of the memory that is left after loading the weights that the KV cache may take, host
-    pages included. On a CPU pages are resident when they are used, or ready to be used next, and
-    the least recently freed come last; a prefix cache in use comes to need all of it."""
+    """Share of the memory left after loading the weights that the KV cache may take, host pages
+    included. On a CPU, pages become resident when they are first used, and the least recently freed
+    are reused last. A prefix cache in use comes to need all of it.
+    """
     prefix_caching: bool = True
-    """Keep the KV of what was computed, and start requests from the longest prefix of them that
-    is there."""
+    """Keep computed KV, and start each request from its longest cached prefix."""
     partial_page_reuse: bool = True
     """Copy the valid part of a cached page where a prompt ends or goes on differently inside it,
     instead of computing that part again."""
     eviction: Annotated[str, name] = "lru"
-    """Which cached pages go first when memory is needed: "lru", least recently used; "lfu", least
-    frequently used; "fifo", first in first out; "slru", segmented LRU (what was used once goes
-    before what was used again); or the name of a strategy that a plugin offers. That there is one
-    of the name shows when the engine is entered."""
+    """Cached pages that go first when memory is needed: "lru", least recently used; "lfu", least
+    frequently used; "fifo", first in first out; or "slru". Segmented LRU, "slru", takes pages used
+    once before pages used again. A plugin's strategy may be named too. An unknown name raises when
+    the engine is entered.
+    """
     num_host_pages: Annotated[int, integer(0, MAX_COUNT)] = 0
-    """Pages of a second pool in the host's memory, where evicted cached pages and swapped-out
-    requests go. 0: none."""
+    """Pages of a second pool in the host's memory. Evicted cached pages and swapped-out requests go
+    there. 0: no pool.
+    """
     preemption: Preemption = "auto"
-    """What happens to a running request whose pages are needed: "recompute" gives them back and
-    computes them again, "swap" copies them to the host pool and back, "auto" swaps long contexts
-    if there is a host pool."""
+    """Treatment of a running request whose pages are needed. With "recompute", they are given back
+    and computed again. With "swap", they are copied to the host pool and back. With "auto", long
+    contexts are swapped if there is a host pool.
+    """
     max_num_seqs: Annotated[int, integer(1, MAX_SEQS)] = 256
-    """Sequences that one step may hold."""
+    """Most sequences in one step."""
     max_num_batched_tokens: Annotated[int, integer(1, MAX_BATCHED_TOKENS)] = 2048
-    """Tokens that one step may compute: long prompts are computed in chunks of at most this."""
+    """Most tokens that one step computes. Longer prompts are computed in chunks of at most this."""
     max_model_len: Annotated[int | None, optional(integer(2, MAX_COUNT))] = None
-    """Prompt and answer together, in tokens. None: what the model was made for, and at most what
-    the KV cache holds."""
+    """Most tokens of prompt and answer together. None: what the model was made for, limited by what
+    the KV cache holds.
+    """
     output_reserve_tokens: Annotated[int, integer(0, MAX_COUNT)] = 64
-    """Pages for this many further tokens of every running answer must be free for a request to
-    start. 0 starts requests as soon as their prompts fit and preempts more."""
+    """Room for further tokens of every running answer that must be free for a request to start. 0
+    starts requests as soon as their prompts fit and preempts more.
+    """
     overlap: bool = True
     """Plan and launch a step while the one before still runs."""
     jump_forward: bool = True
     """Take tokens that structured output leaves no choice of without computing logits for them.
-    False: one by one. The tokens are the same either way."""
+    False: one by one. The tokens are the same either way.
+    """
     step_program: bool = True
-    """Run the model's ops of a step by one call that holds no GIL, where the backend can record
-    them: the native one can. False: op by op. The tokens are the same either way."""
+    """Run the model's ops of a step by one call without the GIL, if the backend can record them, as
+    the native one can. False: op by op. The tokens are the same either way.
+    """
     graph_sizes: Annotated[
         Sequence[int] | None, optional(sequence(integer(1, MAX_SEQS), MAX_GRAPH_SIZES))
     ] = None
-    """On a GPU: numbers of sequences at which decodes are captured as CUDA graphs. A step runs as
-    the next larger one. None: a ladder up to `max_num_seqs`. None at all, `()`: no graphs."""
+    """Batch sizes, in sequences, at which decodes are captured as CUDA graphs, on a GPU. A step
+    runs as the next larger one. None: a ladder up to `max_num_seqs`. `()`: no graphs.
+    """
     capture_graphs: bool = True
-    """Capture them while the engine is entered. False: each when it is first needed."""
+    """Capture CUDA graphs while the engine is entered. False: capture each when it is first needed.
+    """
     attention: Attention = "auto"
-    """On a GPU: whose kernels attend from prompts: "triton", aioserve's own; "flashinfer", which
-    must be installed. "auto" is FlashInfer where it is installed, takes the model, and is faster,
-    which is measured while the engine is entered. Decodes are always Triton's."""
+    """Kernels that attend from prompts, on a GPU: "triton", aioserve's own; "flashinfer", which
+    must be installed. With "auto", it is FlashInfer if that is installed, takes the model, and is
+    measured to be faster while the engine is entered. Decodes are always Triton's.
+    """
     special_tokens_in_messages: bool = False
     """Take the name of a special token in the text of a message for the token, as most engines do.
-    False: the chat template alone writes special tokens, and their names in messages are text."""
+    False: the chat template alone writes special tokens, and their names in messages are text.
+    """
     chat_template: Annotated[str | None, optional(_file)] = None
-    """A file with the chat template, in Jinja, in place of the model's own. Special tokens by which
-    it goes, such as `bos_token`, are those of the model."""
+    """File with the chat template, in Jinja, in place of the model's own. Special tokens that it
+    uses, such as `bos_token`, are those of the model.
+    """
     tool_parser: ToolParserName = "auto"
-    """How the model writes calls of tools, where a call of `chat` says "auto": "hermes",
-    "llama3_json", "mistral" or "json"; "none" takes them for text. "auto" is what the chat template
-    is written for."""
+    """Format of the model's tool calls, if a call of `chat` says "auto": "hermes", "llama3_json",
+    "mistral" or "json", say. With "none", they are text. With "auto", it is what the chat template
+    is written for.
+    """
     reasoning_parser: ReasoningParserName = "auto"
-    """How the model writes its reasoning, likewise: "qwen3", "deepseek_r1", "mistral" or "none"."""
+    """Format of the model's reasoning, if a call of `chat` says "auto": "qwen3", "deepseek_r1",
+    "mistral" or "none", say. With "auto", it is what the chat template is written for.
+    """
     reranker: RerankerName = "auto"
-    """How the model tells the relevance of a document to a query: "qwen3", as Qwen3-Reranker, by
-    "yes" and "no" behind its prompt; "none", not at all: embeddings are compared. "auto" is what
-    the model's files say: a classifier of one label, or one by tokens."""
+    """Way in which the model tells the relevance of a document to a query. As Qwen3-Reranker,
+    "qwen3": by "yes" and "no" behind its prompt. Not at all, "none": embeddings are compared. With
+    "auto", what the model's files say: a classifier of one label, or one by tokens.
+    """
     speculation: Annotated[Speculation | None, optional(_speculation)] = None
-    """The drafter of completions, and how many tokens it drafts; a drafter's name alone is
-    `Speculation(drafter=NAME)`. The tokens are the same with any, but for
-    `acceptance="rejection"`. None: each step computes one token of a completion."""
+    """Drafter of completions, and its limits. A drafter's name alone is
+    `Speculation(drafter=NAME)`. The tokens are the same with any, except with
+    `acceptance="rejection"`. None: each step computes one token of a completion.
+    """
     seed: Annotated[int, integer(0, MAX_SEED)] = 0
-    """Key of the noise of requests that bring no seed of their own."""
+    """Key of the noise of requests without a seed of their own."""
     max_waiting: Annotated[int, integer(1, MAX_COUNT)] = 4096
-    """Requests that may wait to start; one more is refused with `QueueFullError`."""
+    """Most requests that may wait to start; one more is refused with `QueueFullError`."""
     max_waiting_tokens: Annotated[int, integer(1, MAX_INT)] = 4_194_304
-    """Tokens of prompts that may wait for their answers to begin; a request that makes them more
-    is refused with `QueueFullError`, unless none wait."""
+    """Most prompt tokens of requests that wait for their answers to begin. A request beyond it is
+    refused with `QueueFullError`, unless none wait.
+    """
     refuse_late: bool = False
-    """Refuse a request whose answer would begin after its `deadline_seconds`, by how long others
-    waited lately. Such an estimate knows nothing of a policy's order: it is that of `fcfs`. False:
-    it waits, and is ended at its deadline."""
+    """Refuse a request whose answer would begin after its `deadline_seconds`, judged by how long
+    others waited lately. The estimate assumes the order of `fcfs`, whatever the policy. False: it
+    waits, and is ended at its deadline.
+    """
     max_buffered_tokens: Annotated[int, integer(1, MAX_COUNT)] = 256
-    """Tokens that wait for a slow reader, of all samples together, before its request is no longer
-    scheduled."""
+    """Most tokens that wait for a slow reader, of all samples together, before its request pauses.
+    """
     stall_timeout_seconds: Annotated[float, number(0, MAX_SECONDS, above=True)] = 60.0
-    """How long a reader with a full buffer may take nothing before its request is aborted."""
+    """Longest time that a reader with a full buffer may take nothing before its request is aborted.
+    """
 
     def __post_init__(self) -> None:
         check_fields(ConfigError, self, _RULES)

@@ -30,7 +30,7 @@
     └── InvariantError               a bug in aioserve: its own accounting doesn't balance
 
 Messages name the argument, the value that was given and the limit. Errors that a program answers
-while it runs carry these as attributes too; one that isn't known is None.
+while it runs carry these as attributes too; an unknown one is None.
 """
 
 from __future__ import annotations
@@ -74,20 +74,22 @@ __all__ = [
 ]
 
 EngineState = Literal["new", "loading", "open", "draining", "closed", "failed"]
-"""Where an engine is in its life."""
+"""Stage of an engine's life."""
 
 
 class AioserveError(Exception):
     """Base of every exception that aioserve raises on purpose."""
 
     def copy(self) -> Self:
-        """An equal error with the same cause, never raised: raising ties an error to its reader's
-        frames, so each reader gets one of its own."""
+        """Return an equal error with the same cause, never raised.
+
+        Raising ties an error to its reader's frames, so each reader gets a copy of its own.
+        """
         twin = copy.copy(self)
         return twin if self.__cause__ is None else twin.with_cause(self.__cause__)
 
     def with_cause(self, cause: BaseException) -> Self:
-        """Itself, with `cause` chained as by `raise ... from cause`."""
+        """Return itself, with `cause` chained as by `raise ... from cause`."""
         self.__cause__: BaseException | None = cause
         return self
 
@@ -105,12 +107,11 @@ class _ArgumentError(ValueError):
     ) -> None:
         super().__init__(message)
         self.argument: str | None = argument
-        """Which one is wrong, as `Engine`, `Engine.stream` or `SamplingParams` names it."""
+        """Argument that is wrong, as `Engine`, `Engine.stream` or `SamplingParams` names it."""
         self.value: object = plain_value(value)
-        """What is wrong about it: the value given, if it is a short number or str, what is shown
-        of it, or its size."""
+        """Wrong value: itself if it is a short number or str, else its size or a short `repr`."""
         self.limit: object = limit
-        """The bound that `value` is beyond."""
+        """Bound that `value` exceeds."""
 
 
 class InvalidRequestError(AioserveError, _ArgumentError):
@@ -145,12 +146,13 @@ class PromptTooLongError(InvalidRequestError):
     ) -> None:
         super().__init__(message, argument=argument)
         self.value: int | None = value
-        """The prompt's length."""
+        """Length of the prompt, in `unit`."""
         self.limit: int | None = limit
-        """The longest that is taken."""
+        """Longest prompt that is taken, in `unit`."""
         self.unit: Literal["tokens", "characters", "messages"] = unit
-        """Unit of `value` and `limit`. What is far too long is refused unread, by its characters or
-        messages."""
+        """Unit of `value` and `limit`. A prompt that is far too long is refused unread, by its
+        characters or messages.
+        """
 
 
 class InvalidSamplingError(InvalidRequestError):
@@ -177,12 +179,14 @@ class UnknownPolicyError(ConfigError):
         super().__init__(message)
         self.name: str | None = name
         self.known: tuple[str, ...] | None = None if known is None else tuple(known)
-        """Names of the policies that there are."""
+        """Names of the policies that plugins offer."""
 
 
 class TraceError(AioserveError, ValueError):
-    """A trace of requests can't be read, or isn't in the format it was read as; names the file, the
-    line and the field."""
+    """A trace of requests can't be read, or isn't in the format it was read as.
+
+    The message names the file, the line and the field.
+    """
 
 
 class PluginError(AioserveError):
@@ -194,7 +198,7 @@ class ModelError(AioserveError):
 
 
 class ModelNotFoundError(ModelError):
-    """No directory, embedded model or locally cached hub id of that name."""
+    """No directory, embedded model or locally cached hub id has this name."""
 
 
 class UnsupportedModelError(ModelError):
@@ -210,44 +214,49 @@ class EngineError(AioserveError):
 
 
 class EngineClosedError(EngineError):
-    """The engine serves nothing: it wasn't entered yet, is draining, or has ended. No request will
-    do better; another engine may."""
+    """The engine serves nothing: it wasn't entered yet, is draining, or has ended.
+
+    Sending the request again won't help; another engine may take it.
+    """
 
     def __init__(self, message: str, *, state: EngineState | None = None) -> None:
         super().__init__(message)
         self.state: EngineState | None = state
-        """Where the engine was in its life."""
+        """Stage of the engine's life."""
 
 
 class EngineFailedError(EngineClosedError):
-    """The engine ended by itself: a bug, a cancelled task or the end of the program. The cause is
-    chained where there is one."""
+    """The engine ended by itself: a bug, a cancelled task or the end of the program.
+
+    The cause is chained if it is known.
+    """
 
     def __init__(self, message: str, *, state: EngineState | None = "failed") -> None:
         super().__init__(message, state=state)
 
 
 class WrongLoopError(EngineError):
-    """The engine was used from another event loop or process than it was entered in, or where no
-    event loop of asyncio runs."""
+    """The engine was used from another event loop or process than its own, or outside asyncio."""
 
 
 class StreamBusyError(EngineError):
-    """Another task waits for the next token of this stream: a stream has one reader."""
+    """Another task waits for the next token of this stream. A stream has one reader."""
 
 
 class RequestRefusedError(EngineError):
-    """The engine works and didn't take this request. The same request may be taken later."""
+    """The engine works and refused this request. It may take the same request later."""
 
     def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds: float | None = retry_after_seconds
-        """When to try again, in seconds from now; None where that is unknown."""
+        """Time until a retry makes sense, in seconds from now; None if it is unknown."""
 
 
 class QueueFullError(RequestRefusedError):
-    """More requests wait, or more of their text, than the engine's limits or the request's deadline
-    allow; or all threads that compile structured output are busy with some that takes too long."""
+    """The queue is full: requests or their text, or the wait against the request's deadline.
+
+    Also raised while all threads that compile structured output are busy with slow grammars.
+    """
 
     def __init__(
         self,
@@ -260,11 +269,13 @@ class QueueFullError(RequestRefusedError):
     ) -> None:
         super().__init__(message, retry_after_seconds=retry_after_seconds)
         self.value: float | None = value
-        """What waits: requests, tokens of prompts, or characters of long ones that are to be
-        encoded; the seconds until a completion would begin; or the grammars that take too long."""
+        """Amount that waits, in `unit`: requests, prompt tokens, characters of long prompts to be
+        encoded, or slow grammars. In seconds, the wait until a completion would begin.
+        """
         self.limit: float | None = limit
-        """The engine's `max_waiting` or `max_waiting_tokens`, or how many characters or grammars
-        may; or the request's `deadline_seconds`."""
+        """Bound of `value`: `max_waiting`, `max_waiting_tokens`, the most characters or grammars,
+        or the request's `deadline_seconds`.
+        """
         self.unit: Literal["requests", "tokens", "characters", "seconds", "grammars"] = unit
         """Unit of `value` and `limit`."""
 
@@ -282,14 +293,16 @@ class RequestRejectedError(RequestRefusedError):
     ) -> None:
         super().__init__(message, retry_after_seconds=retry_after_seconds)
         self.refused_by: str | None = refused_by
-        """Name of the policy or plugin."""
+        """Name of the policy or plugin that refused."""
         self.reason: str | None = reason
-        """What it said, which its author wrote for the caller to read."""
+        """Reason that it gave, written by its author for the caller to read."""
 
 
 class RequestFailedError(EngineError):
-    """The engine can't finish this request, and goes on with the others. Raised as such where
-    something failed in this request alone."""
+    """The engine can't finish this request, and goes on with the others.
+
+    Raised itself if something failed in this request alone.
+    """
 
 
 class StepError(RequestFailedError):
@@ -311,18 +324,21 @@ class StreamStalledError(RequestFailedError):
 
 
 class DeadlineExceededError(RequestFailedError):
-    """The request hadn't ended within its deadline, so it was aborted, wherever it was. Tokens that
-    came before can be read."""
+    """The request hadn't ended within its deadline, so it was aborted at whatever stage it was.
+
+    Tokens that came before can be read.
+    """
 
     def __init__(self, message: str, *, deadline_seconds: float | None = None) -> None:
         super().__init__(message)
         self.deadline_seconds: float | None = deadline_seconds
-        """As its caller gave it."""
+        """Deadline that the caller gave."""
 
 
 class UnparsedError(AioserveError, ValueError):
-    """A completion isn't the object that `parsed` was to make of it. The request itself went
-    well."""
+    """A completion isn't the object that `parsed` was to make of it, though its request went
+    well.
+    """
 
     def __init__(
         self,
@@ -333,8 +349,9 @@ class UnparsedError(AioserveError, ValueError):
         super().__init__(message)
         self.reason: Literal["length", "abort", "error", "tool_calls", "empty", "invalid"] | None
         self.reason = reason
-        """Why: the finish reason of one that was cut off, what it has in place of content, or
-        "invalid", for content that isn't of the form; the cause is chained then."""
+        """Reason: the finish reason of a completion that was cut off, or what it has in place of
+        content. If it is "invalid", the content doesn't match the form, and the cause is chained.
+        """
 
 
 class InvariantError(AioserveError):

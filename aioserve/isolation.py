@@ -1,11 +1,11 @@
-"""The one way to call what a plugin made.
+"""The only way to call an object of a plugin.
 
-Whatever a plugin raises becomes a `PluginFault`, `SystemExit` and `CancelledError` included: a call
-awaits nothing, so it can't be the caller's own task that is cancelled. Only `KeyboardInterrupt` is
-let through: it is the user's. An answer is an object of the plugin's. To look at its class, to
-iterate over it or to show it may raise as well, so all of that happens within the call.
+Whatever a plugin raises becomes a `PluginFault`, even `SystemExit` and `CancelledError`. A call
+awaits nothing, so the caller's own task can't be what is cancelled. Only `KeyboardInterrupt`
+passes: it is the user's. An answer is an object of the plugin's, so reading its class, iterating
+over it or showing it may raise too. All of that happens within the call.
 
-This is for mistakes. It can't end a call that never returns, and it is no sandbox.
+This protects against mistakes. It can't end a call that never returns, and it is no sandbox.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ __all__ = ["NotAnAnswer", "PluginCalls", "PluginFault", "blamed", "shown"]
 T = TypeVar("T")
 
 SLOW_SECONDS = 0.1
-"""In one step; a plugin that takes longer is said to be slow."""
+"""Time in one step after which a plugin is logged as slow, in seconds."""
 MAX_LOGGED_FAULTS = 10
-"""Number of faults of one plugin that are all logged; then only the 16th, 32nd, 64th and so on."""
+"""Faults of one plugin that are all logged. After these, only the 16th, 32nd, 64th and so on."""
 
 
 class PluginFault(Exception):
-    """A mistake of a plugin, in words. `__cause__` is what it raised, if it raised."""
+    """A mistake of a plugin, in words. `__cause__` is the exception that it raised, if any."""
 
 
 class NotAnAnswer(Exception):
-    """Raised within a call: `NotAnAnswer(answer, "not a number")`."""
+    """Raised within a call to report a wrong answer: `NotAnAnswer(answer, "not a number")`."""
 
 
 class PluginCalls:
-    """Stands between the engine and one object of a plugin. A subclass says what is asked, and what
-    comes of a fault: another answer, another object, a refusal.
+    """Stands between the engine and one object of a plugin.
 
-    `label` names the object and its distribution, `after` says in the log what comes of a fault.
-    With a `clock`, calls that take long between two `begin_step` are said to be slow, once.
+    A subclass decides what is asked, and what follows a fault: another answer, another object, a
+    refusal. The `label` names the object and its distribution. In a fault's log message, `after`
+    says what follows. With a `clock`, calls that take long between two `begin_step` are logged as
+    slow, once.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class PluginCalls:
         self._step_seconds = 0.0
 
     def call(self, what: str, ask: Callable[..., T], *args: Any) -> T:
-        """`ask(*args)`, which asks the plugin and examines its answer.
+        """Return `ask(*args)`, which asks the plugin and examines its answer.
 
-        Raises `PluginFault`, counted and logged, if it raises; `NotAnAnswer` is a fault without a
+        Raises `PluginFault`, counted and logged, if it raises. A `NotAnAnswer` is a fault without a
         cause. `what` names the question.
         """
         clock = self._clock
@@ -88,7 +89,7 @@ class PluginCalls:
                     self._say_slow(what, seconds)
 
     def fault(self, what: str, said: str, error: BaseException | None = None) -> PluginFault:
-        """Count and log a fault; it is given back, not raised."""
+        """Count and log a fault. It is returned, not raised."""
         fault = self.last_fault = f"{self.label}: {what} {said}"
         self.faults_total = number = self.faults_total + 1
         if number <= MAX_LOGGED_FAULTS or number.bit_count() == 1:
@@ -111,8 +112,10 @@ class PluginCalls:
 
 @contextlib.contextmanager
 def blamed(what: str, *let_through: type[Exception]) -> Iterator[None]:
-    """Around code of a plugin that is being set up: what it raises becomes a `PluginError` that
-    begins with `what`, unless it is one of `let_through`."""
+    """Turn what setup code of a plugin raises into a `PluginError` that begins with `what`.
+
+    Exceptions of the classes `let_through` pass unchanged.
+    """
     try:
         yield
     except (KeyboardInterrupt, *let_through):

@@ -1,7 +1,7 @@
-"""Files of a model directory, which may be anybody's: bounded before they are read.
+"""Files of a model directory, bounded before they are read: anybody may have written them.
 
-Called from a loading thread, while an event loop runs in another one: whatever a file holds, the
-interpreter's lock is let go of again and again.
+Called from a loading thread, while an event loop runs in another one. Whatever a file holds, the
+GIL is released again and again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from aioserve.errors import ModelError
 __all__ = ["read_file", "read_json_list", "read_json_object"]
 
 MAX_VALUES = 250_000
-"""In one file; brackets and commas within strings count too. The largest index has 92,000."""
+"""Most values in one file; brackets and commas within strings count too. The largest index has
+92,000.
+"""
 _DIGITS = 1000
 _PIECE_BYTES = 1 << 20
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """What the regular file `path` holds.
+    """Return the bytes of the regular file `path`.
 
-    Raises `ModelError` naming the file, its size and the limit; nothing beyond `max_bytes` is read,
-    not even of a file that grows meanwhile.
+    Raises `ModelError` naming the file, its size and the limit. Nothing beyond `max_bytes` is kept,
+    even if the file grows meanwhile.
     """
     try:
         # A pipe without a writer would keep a plain `open` waiting.
@@ -53,11 +55,13 @@ def read_file(path: Path, max_bytes: int) -> bytes:
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in `path`, in UTF-8. Of keys that are there twice the last counts; NaN and
-    Infinity are read as floats; integers may have any size up to 1000 digits. All text can be
-    encoded as UTF-8.
+    """Return the JSON object in `path`, in UTF-8.
 
-    Raises `ModelError` naming the file: unreadable, larger than `max_bytes`, or not such JSON.
+    The last of equal keys counts. NaN and Infinity become floats. Integers may have up to 1000
+    digits. All text can be encoded as UTF-8.
+
+    Raises `ModelError` naming the file if it is unreadable, larger than `max_bytes`, or no valid
+    JSON object.
     """
     value = _read_json(path, max_bytes)
     if not isinstance(value, dict):
@@ -66,7 +70,7 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
 
 
 def read_json_list(path: Path, max_bytes: int) -> list[Any]:
-    """The JSON list in `path`, read as `read_json_object` reads an object."""
+    """Return the JSON list in `path`, read as `read_json_object` reads an object."""
     value = _read_json(path, max_bytes)
     if not isinstance(value, list):
         raise ModelError(f"{path}: expected a JSON list, got {type(value).__name__}")
@@ -84,8 +88,10 @@ def _read_json(path: Path, max_bytes: int) -> Any:
 
 
 class _Decoder(json.JSONDecoder):
-    """The scanner in C holds the lock from the first byte to the last: 30 ms for a large index.
-    This one is Python, but for strings."""
+    """Decoder in Python, except for strings.
+
+    The scanner in C holds the GIL from the first byte to the last: 30 ms for a large index.
+    """
 
     def __init__(self) -> None:
         super().__init__(object_hook=_with_utf8_keys)
@@ -94,7 +100,9 @@ class _Decoder(json.JSONDecoder):
 
 
 def _utf8_string(text: str, at: int, strict: bool = True) -> tuple[str, int]:
-    """Half a surrogate pair, which JSON can escape, is no text: nothing could print it."""
+    """Decode a string, and refuse half of a surrogate pair: JSON can escape it, but it can't be
+    printed.
+    """
     found = scanstring(text, at, strict)
     found[0].encode()
     return found

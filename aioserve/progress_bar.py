@@ -1,4 +1,4 @@
-"""A bar on a terminal: how much of some work is done."""
+"""Progress bars on a terminal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from aioserve.arguments import counted
 __all__ = ["OnProgress", "OnTokens", "bar_on_terminal", "token_bar_on_terminal"]
 
 OnProgress = Callable[[int, int], None]
-"""Is called with how much is done, and how much there is."""
+"""Called with the amount done and the total."""
 OnTokens = Callable[[int, float, int, float], None]
-"""Is called with how many are done, these and the parts of others that are known to be done, the
-tokens of all, and the seconds that passed."""
+"""Called with the completions done, the same with parts of unfinished ones, the tokens of all, and
+the seconds that passed.
+"""
 
 
 @contextmanager
 def bar_on_terminal(name: str, total: int | None = None) -> Iterator[OnProgress | None]:
-    """A callback `(done, total)` that draws; None where stderr is no terminal. `total`: how much
-    there is, if that is known before."""
+    """Draw a bar; yields the callback `(done, total)` that updates it, or None if stderr is no
+    terminal.
+
+    `total` is the amount of work, if it is known before.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -56,8 +60,10 @@ def bar_on_terminal(name: str, total: int | None = None) -> Iterator[OnProgress 
 
 @contextmanager
 def token_bar_on_terminal(name: str, total: int) -> Iterator[OnTokens | None]:
-    """A bar for `total` completions, drawn at once, with their tokens and tokens per second; None
-    where stderr is no terminal."""
+    """Draw a bar for `total` completions with their tokens and tokens per second.
+
+    Yields its callback, or None if stderr is no terminal.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -70,7 +76,7 @@ def token_bar_on_terminal(name: str, total: int) -> Iterator[OnTokens | None]:
         TextColumn("{task.fields[counts]}", markup=False),
         TimeElapsedColumn(),
     )
-    # Drawing is for a thread of rich's: a terminal that takes nothing must not hold the loop.
+    # A thread of rich's draws: a terminal that takes nothing must not hold the loop.
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=total, counts=f"0/{total}")
 

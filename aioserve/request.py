@@ -1,7 +1,7 @@
 """Values that a caller sends and gets back: requests, tokens, completions.
 
-Plain values without behaviour beyond validation at the edge. Everything here may be imported from
-anywhere in the package.
+Plain values without behaviour beyond validation at the edge. May be imported from anywhere in the
+package.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class FinishReason(StrEnum):
-    """Why a stream ended."""
+    """Reason why a stream ended."""
 
     STOP = "stop"
     """An end-of-sequence token, a stop token or a stop string."""
@@ -57,49 +57,52 @@ NO_HINTS = SchedulingHints()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """All that is known of a request when it enters the scheduler.
+    """A request as it enters the scheduler.
 
-    Made once, where requests come in, from arguments that were checked there; handed on as it is to
-    the scheduler and to whatever tells of requests. What plugins see is a projection of it.
+    Made once, where requests come in, from arguments that were checked there. It is handed on
+    unchanged to the scheduler and to everything that reports on requests. Plugins see a projection
+    of it.
     """
 
     request_id: str
     prompt_ids: npt.NDArray[np.int32]
     """int32 `[prompt_tokens]`, at least one."""
     max_length: int
-    """Prompt and answer together, in tokens; more than the prompt has."""
+    """Most tokens of prompt and answer together; more than the prompt has."""
     params: SamplingParams
     seed: int = 0
     """Key of the first sample's noise, in [0, 2**64); `seed_of` gives those of the others."""
     end_ids: frozenset[int] = frozenset()
     """Token ids that end an answer."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    """`params.bad_words` as the tokenizer writes them."""
+    """`params.bad_words` as the tokenizer encodes them."""
     logits_processors: tuple[int, ...] = ()
-    """Numbers of `params.logits_processors` where the runner makes them."""
+    """Numbers of `params.logits_processors` at the runner, which makes them."""
     score_from: int | None = None
     """Position, at least 1, of the first token of the prompt whose log-probability is wanted."""
     pooled: range | None = None
-    """Positions of the prompt, at least one and with step 1: the sum of the model's hidden states
-    there is wanted."""
+    """Positions of the prompt whose hidden states are to be summed: at least one, with step 1."""
     beam_from: int | None = None
-    """The prompt's tokens from this position on, maybe none, are a beam: they are the answer's to
-    what changes its logits. This changes log-probabilities then, and those of the next token are
-    told as they are after that."""
+    """Position from which the prompt's tokens, possibly none, are a beam; None: no beam. Edits of
+    logits see these tokens as the answer's. Log-probabilities of the next token are reported after
+    the edits.
+    """
     answers: bool = True
-    """False where something is wanted of the prompt, and no token of an answer."""
+    """False if only something of the prompt is wanted, and no token of an answer."""
     max_draft_tokens: int = 0
-    """Most draft tokens of each answer that a step may verify; 0: none."""
+    """Most draft tokens of each answer that a step may verify; 0: no drafting."""
     predicted_ids: npt.NDArray[np.int32] = NO_IDS
-    """int32 `[predicted tokens]`: what the caller expects an answer to be; drafters read it."""
+    """int32 `[predicted tokens]`: text that the caller expects of an answer; drafters read it."""
     namespace: bytes = b""
-    """KV pages are shared with requests of the same namespace alone (`aioserve.kv.namespace`)."""
+    """Key of the prefix tree's part that the request uses. Requests share KV pages within it alone
+    (`aioserve.kv.namespace`).
+    """
     arrival_seconds: float = 0.0
-    """On the clock of the steps."""
+    """Time of arrival on the clock of the steps, in seconds."""
     hints: SchedulingHints = NO_HINTS
-    """Facts for the policy, and for plugins."""
+    """Facts for the policy and for plugins."""
     script: Any = None
-    """A value that the model's own `LoadedModel.script` made of the request."""
+    """Value that the model's own `LoadedModel.script` made of the request."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -115,28 +118,31 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.params.n
 
     def seed_of(self, sample: int) -> int:
-        """Key of the noise of sample number `sample`."""
+        """Return the key of the noise of sample number `sample`."""
         return (self.seed + sample) % (MAX_SEED + 1)
 
 
 class TopLogprob(msgspec.Struct, frozen=True, gc=False):
-    """One of the most likely tokens at some place."""
+    """One of the most likely tokens at one place."""
 
     id: int
     logprob: float
     text: str = ""
-    """What it alone writes: a special token its name, U+FFFD where its bytes are part of a
-    character. Empty without a tokenizer."""
+    """Text of this token alone. A special token has its name, and bytes of an incomplete character
+    become U+FFFD. Empty without a tokenizer.
+    """
 
 
 class Logprobs(msgspec.Struct, frozen=True, gc=False):
-    """Natural logarithms of the probabilities that the model itself gave at one place of a text:
-    before temperature, penalties and whatever else a request asks for."""
+    """Log-probabilities of the model itself at one place of a text, in natural logarithms.
+
+    They are taken before temperature, penalties and anything else that a request asks for.
+    """
 
     logprob: float
     """Log-probability of the token that is there."""
     top: tuple[TopLogprob, ...] = ()
-    """The most likely tokens, in falling order, as many as were asked for."""
+    """Most likely tokens, in falling order, as many as were asked for."""
 
     def __repr__(self) -> str:
         return brief(self, self.logprob, top=len(self.top) or None)
@@ -147,21 +153,24 @@ class Token(msgspec.Struct, frozen=True, gc=False):
 
     id: int
     text: str
-    """Text that became final with this token: empty while a character or a possible stop string is
-    incomplete, and always without a tokenizer; several characters when one completes. Joined over
-    a sample it is the answer."""
+    """Text that became final with this token. Empty while a character or a possible stop string is
+    incomplete, and without a tokenizer; several characters when one completes. The texts of a
+    sample's tokens joined are its answer.
+    """
     index: int
     """Place in its answer, from 0."""
     sample: int = 0
-    """Which of the request's `n` answers it belongs to, from 0."""
+    """Index of its answer among the request's `n`, from 0."""
     logprobs: Logprobs | None = None
-    """Where `SamplingParams.logprobs` asks for them."""
+    """Log-probabilities; None unless `SamplingParams.logprobs` asks for them."""
     marks: tuple[int, ...] = ()
-    """In chats: where in `text` special tokens that are marks begin. Any other mark was typed."""
+    """Offsets in `text` at which special tokens that are marks begin, in chats. Any other mark was
+    typed.
+    """
 
     @property
     def logprob(self) -> float | None:
-        """Its own, where they were asked for."""
+        """Log-probability of this token; None unless it was asked for."""
         return None if self.logprobs is None else self.logprobs.logprob
 
     def __repr__(self) -> str:
@@ -177,14 +186,16 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: int
     """Generated tokens of all samples together."""
     cached_tokens: int = 0
-    """Prompt tokens that were found in the prefix cache when the request started, and so not
-    computed; `prompt_tokens_details.cached_tokens` of the OpenAI API. What a preempted request
-    finds when it begins again doesn't count."""
+    """Prompt tokens that the prefix cache had when the request started, so they weren't computed.
+    It is `prompt_tokens_details.cached_tokens` of the OpenAI API. Tokens that a preempted request
+    finds when it begins again don't count.
+    """
     drafted_tokens: int = 0
     """Draft tokens of the engine's drafter that steps verified; 0 without `speculation`."""
     accepted_draft_tokens: int = 0
-    """Draft tokens among them that were right, and so are tokens of a sample, but for those behind
-    its end: `completion_tokens_details.accepted_prediction_tokens` of the OpenAI API."""
+    """Draft tokens that were right, and so became tokens of a sample, unless they are behind its
+    end. It is `completion_tokens_details.accepted_prediction_tokens` of the OpenAI API.
+    """
 
     @property
     def total_tokens(self) -> int:
@@ -192,25 +203,26 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One of a request's answers, whole."""
+    """One complete answer of a request."""
 
     text: str
     token_ids: tuple[int, ...]
-    """Generated ids up to the one that ended the answer, which is one of them: an end-of-sequence
-    or stop id, or the id that completed a stop string, whatever of its text was cut."""
+    """Generated ids up to and including the one that ended the answer. That is an end-of-sequence
+    or stop id, or the id that completed a stop string, even if its text was cut.
+    """
     finish_reason: FinishReason
     logprobs: tuple[Logprobs, ...] | None = None
-    """One for each of `token_ids`, where `SamplingParams.logprobs` asks for them."""
+    """One for each of `token_ids`; None unless `SamplingParams.logprobs` asks for them."""
     stop_reason: int | str | None = None
-    """The one of `SamplingParams.stop` or `stop_token_ids` that ended it."""
+    """Entry of `SamplingParams.stop` or `stop_token_ids` that ended it."""
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """Sum of the log-probabilities of its tokens, where they were asked for."""
+        """Sum of the log-probabilities of its tokens; None unless they were asked for."""
         return None if self.logprobs is None else sum([each.logprob for each in self.logprobs])
 
     def parsed(self, form: type[T] | Validates[T]) -> T:
-        """The object that the text says: see `Completion.parsed`."""
+        """Return the object that the text describes: see `Completion.parsed`."""
         return parsed_answer(form, self.text, self.finish_reason)
 
     def __repr__(self) -> str:
@@ -218,18 +230,18 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Beam(msgspec.Struct, frozen=True):
-    """One of the answers that a beam search found."""
+    """One answer that a beam search found."""
 
     text: str
     token_ids: tuple[int, ...]
-    """Generated ids up to the one that ended the answer, which is one of them, as in a `Sample`."""
+    """Generated ids up to and including the one that ended the answer, as in a `Sample`."""
     finish_reason: FinishReason
     cumulative_logprob: float
-    """Sum of the log-probabilities of its tokens, as penalties and the like have left them."""
+    """Sum of the log-probabilities of its tokens, after penalties and other edits."""
     score: float
-    """`cumulative_logprob / len(token_ids) ** length_penalty`: what beams are ordered by."""
+    """`cumulative_logprob / len(token_ids) ** length_penalty`, by which beams are ordered."""
     stop_reason: int | str | None = None
-    """The stop string or the one of `stop_token_ids` that ended it."""
+    """Stop string, or entry of `stop_token_ids`, that ended it."""
 
     def __repr__(self) -> str:
         return brief(self, *_in_short(self), score=self.score)
@@ -241,17 +253,20 @@ def _in_short(answer: Sample | Beam) -> tuple[str, str, str]:
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """All that a request brought. `text`, `token_ids`, `finish_reason`, `stop_reason`, `logprobs`
-    and `cumulative_logprob` are those of the first sample, which is the only one unless
-    `SamplingParams.n` says otherwise."""
+    """Result of a request.
+
+    `text`, `token_ids`, `finish_reason`, `stop_reason`, `logprobs` and `cumulative_logprob` are
+    those of the first sample. It is the only one unless `SamplingParams.n` says otherwise.
+    """
 
     request_id: str
     samples: tuple[Sample, ...]
     usage: Usage
     timings: Timings
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
-    """One for each token of the prompt, None for the first, where `SamplingParams.prompt_logprobs`
-    asks for them."""
+    """One for each token of the prompt, None for the first. None unless
+    `SamplingParams.prompt_logprobs` asks for them.
+    """
 
     @property
     def text(self) -> str:
@@ -278,11 +293,13 @@ class Completion(msgspec.Struct, frozen=True):
         return self.samples[0].cumulative_logprob
 
     def parsed(self, form: type[T] | Validates[T]) -> T:
-        """The object that the text says: of `form`, a pydantic model or `TypeAdapter`, a
-        `msgspec.Struct` or a dataclass, which `StructuredOutput.json_schema` takes too.
+        """Return the object of `form` that the text describes.
 
-        Raises `InvalidRequestError` for another form, and `UnparsedError` for a completion that was
-        cut off, is empty or isn't of the form.
+        `form` is a pydantic model or `TypeAdapter`, a `msgspec.Struct` or a dataclass, as in
+        `StructuredOutput.json_schema`.
+
+        Raises `InvalidRequestError` for another form. Raises `UnparsedError` for a completion that
+        was cut off, is empty or doesn't match the form.
         """
         return self.samples[0].parsed(form)
 

@@ -1,9 +1,8 @@
-"""`SamplingParams`, and `PARAMETERS`: one table of all that is known of each of them.
+"""`SamplingParams`, and `PARAMETERS`: one table of all that is known of each parameter.
 
-A parameter is a field of the class and a row of the table. Made from the rows are the checks at the
-edge, fields of bodies that APIs share, what beam searches take and refuse, and the columns of the
-rows that backends draw by. What a parameter does to logits stands where it is done, in
-`aioserve.sampling.edits` and `aioserve.ops`.
+A parameter is a field of the class and a row of the table. The rows define checks at the edge,
+fields of API bodies, what beam searches take, and the columns that backends draw by. Changes to
+logits are defined where they are made, in `aioserve.sampling.edits` and `aioserve.ops`.
 
 Plain values; may be imported from anywhere in the package.
 """
@@ -62,84 +61,101 @@ MAX_DRAFT_TOKENS = 64
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
-    """How to pick each next token, and when to end. Names as in vLLM and the OpenAI API.
+    """Parameters of a request's sampling and of its end. Names are those of vLLM and the OpenAI
+    API.
 
     Raises `InvalidSamplingError` for a value outside its range.
     """
 
     max_tokens: int | None = None
-    """At most this many generated tokens, in [1, 2**63); None: as many as the context holds."""
+    """Most generated tokens, in [1, 2**63); None: as many as the context holds."""
     temperature: float = 1.0
-    """0 is greedy; at most 100."""
+    """Divisor of the logits, in [0, 100]; 0 is greedy."""
     top_p: float = 1.0
     """Keep the smallest set of tokens whose probabilities sum to this; in (0, 1]."""
     top_k: int = 0
-    """Keep this many most likely tokens, in [-1, 2**63); 0 keeps all, and so does -1, which
-    becomes 0."""
+    """Keep this many most likely tokens, in [-1, 2**63). All are kept by 0, and by -1, which
+    becomes 0.
+    """
     min_p: float = 0.0
-    """Keep tokens that are at least so many times as likely as the most likely one; in [0, 1]."""
+    """Keep tokens at least this many times as likely as the most likely one; in [0, 1]."""
     typical_p: float = 1.0
-    """Keep the tokens about as likely as the entropy would have it, whose probabilities sum to
-    this (Meister et al., "Locally typical sampling", 2023); in (0, 1]."""
+    """Keep the tokens whose `-log(p)` is nearest to the entropy, until their probabilities sum to
+    this; in (0, 1]. See Meister et al., "Locally typical sampling", 2023.
+    """
     repetition_penalty: float = 1.0
-    """Above 1, tokens of prompt and answer become less likely: a positive logit is divided by it, a
-    negative one multiplied (Keskar et al., "CTRL", 2019); in [0.01, 100]."""
+    """Divisor of positive logits, and factor of negative ones, of tokens that prompt or answer
+    have. Above 1 these become less likely; in [0.01, 100] (Keskar et al., "CTRL", 2019).
+    """
     presence_penalty: float = 0.0
-    """Taken off the logit of each token that the answer has already; in [-2, 2]."""
+    """Amount taken off the logit of each token that the answer already has; in [-2, 2]."""
     frequency_penalty: float = 0.0
-    """Taken off as often as the answer has the token; in [-2, 2]."""
+    """Amount taken off a token's logit for each time that the answer has it; in [-2, 2]."""
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
-    """Added to the logits of these ids, up to 1024; each in [-100, 100]. Kept as a tuple of
-    pairs."""
+    """Amounts added to the logits of these ids, up to 1024; each in [-100, 100]. Kept as a tuple of
+    pairs.
+    """
     allowed_token_ids: Sequence[int] | None = None
     """Draw from these ids alone; 1 to 262,144. Kept as a tuple."""
     bad_words: Sequence[str] = ()
-    """Up to 64 texts of up to 64 characters that the answer may not have: the last token of each,
-    as it is encoded at the start of a text and behind a space, isn't drawn behind the others. Kept
-    as a tuple."""
+    """Texts that the answer may not have: up to 64, of up to 64 characters. A text's last token is
+    never drawn behind its others, as the text is encoded at the start and behind a space. Kept as a
+    tuple.
+    """
     logits_processors: Sequence[str] = ()
-    """Names, up to 8, of processors that plugins offer, options behind them as in
-    "name:option=value". Kept as a tuple."""
+    """Names of up to 8 processors that plugins offer, with options as in "name:option=value". Kept
+    as a tuple.
+    """
     min_tokens: int = 0
-    """Nothing ends the answer before it has so many tokens; at most `max_tokens`."""
+    """Fewest tokens before anything ends the answer; at most `max_tokens`."""
     seed: int | None = None
     """Key of this request's noise, in [0, 2**64). None: the engine draws one per request."""
     stop: Sequence[str] = ()
-    """Strings that end the answer; one string alone will do. Kept as a tuple."""
+    """Strings that end the answer; a single string is taken too. Kept as a tuple."""
     stop_token_ids: Sequence[int] = ()
     """Ids that end the answer like the model's own end-of-sequence ids. Kept as a tuple."""
     include_stop_str_in_output: bool = False
-    """The text has what ended it: the stop string, or that of the id. The ids always have it."""
+    """Keep in the text what ended it: the stop string, or the text of the stop id. The ids always
+    have it.
+    """
     ignore_eos: bool = False
-    """Go on past the model's end-of-sequence ids (and past them alone)."""
+    """Continue past the model's end-of-sequence ids. Stop strings and stop ids still end the
+    answer.
+    """
     logprobs: int | None = None
-    """Log-probabilities of each token and of so many of the most likely ones at its place, in
-    [0, 64]; None: none. They are those of the model itself, before `temperature` and all else."""
+    """Most likely tokens to report at each place with their log-probabilities, beside the token
+    itself; in [0, 64]. None: no log-probabilities. They are the model's own, before `temperature`
+    and all else.
+    """
     prompt_logprobs: int | None = None
-    """How many alternatives are told of each token of the prompt but the first; as `logprobs`."""
+    """Most likely tokens to report at each place of the prompt except the first; as `logprobs`."""
     structured_output: StructuredOutput | None = None
-    """The form that the answer must have, as JSON of a schema; None: any."""
+    """Form that the answer must have, such as JSON of a schema; None: any."""
     thinking_token_budget: int | None = None
-    """Most tokens of reasoning, in [0, 2**63), the tags around it aside: behind them the tag that
-    closes it comes, and the answer goes on with content. None: as many as the model likes. With
-    `structured_output` all of an answer is content, so there is no reasoning to end."""
+    """Most tokens of reasoning, in [0, 2**63), without the tags around it. Then the closing tag
+    comes, and the answer goes on with content. None: no limit. With `structured_output`, all of an
+    answer is content, so there is no reasoning to end.
+    """
     n: int = 1
-    """Answers to draw for the prompt, which is computed and kept once for all of them; at most the
-    engine's `max_num_seqs`. Answer `i` of a request with seed `s` is that of a request with seed
-    `(s + i) % 2**64` and n=1; at temperature 0 all are equal."""
+    """Answers to draw for the prompt, which is computed and kept once; at most the engine's
+    `max_num_seqs`. Answer `i` with seed `s` equals that of a request with seed `(s + i) % 2**64`
+    and n=1. At temperature 0 all are equal.
+    """
     best_of: int | None = None
-    """Draw so many answers, from `n` to the engine's `max_num_seqs`, and return the `n` with the
-    highest mean log-probability per token, best first. Above `n` for `Engine.generate` alone: a
-    stream can't take tokens back. None: as many as `n`."""
+    """Draw this many answers, from `n` to the engine's `max_num_seqs`. Return the `n` with the
+    highest mean log-probability per token, best first. None: `n`. Only `Engine.generate` takes more
+    than `n`: a stream can't take tokens back.
+    """
     max_draft_tokens: int | None = None
-    """Most tokens that the engine's drafter may propose for an answer in one step, in [0, 64]: 0
-    asks for none, and with `logits_processors` none are. None: as many as the engine's
-    `speculation` allows, which is the limit. It changes no token, unless draft tokens are verified
-    by rejection."""
+    """Most tokens that the engine's drafter may propose for an answer in one step, in [0, 64].
+    None: the limit of the engine's `speculation`. 0: no draft tokens. Requests with
+    `logits_processors` have none. It changes no token, unless draft tokens are verified by
+    rejection.
+    """
     prediction: str | None = None
-    """What the answer will be, or much of it, such as the text that it is to edit: the drafter
-    goes by it. It changes no token. For an engine with `speculation`, and a model with a
-    tokenizer."""
+    """Text that the answer will resemble, such as one to be edited; drafters use it. It changes no
+    token. Needs an engine with `speculation` and a model with a tokenizer.
+    """
 
     def __post_init__(self) -> None:
         check_fields(InvalidSamplingError, self, _RULES)
@@ -182,7 +198,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeBy
 
     @property
     def needs_history(self) -> bool:
-        """True if a draw depends on the tokens before it, beside their keys and values."""
+        """True if a draw depends on earlier tokens themselves, beside their keys and values."""
         return _of_history(self) != _NO_HISTORY
 
     @property
@@ -192,13 +208,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeBy
 
     @property
     def edits_logits(self) -> bool:
-        """True if logits are changed before anything of them is left out."""
+        """True if logits are changed before any tokens are left out of the draw."""
         return _edits(self) != _NO_EDITS
 
 
 class BeamParams(TypedDict, total=False):
-    """Fields of `SamplingParams` that a beam search takes: rows with "taken" in `beams`. Type
-    checkers read them here."""
+    """Fields of `SamplingParams` that a beam search takes: rows with "taken" in `beams`.
+
+    Type checkers read them here.
+    """
 
     repetition_penalty: float
     presence_penalty: float
@@ -215,32 +233,36 @@ class BeamParams(TypedDict, total=False):
 
 
 class Column(NamedTuple):
-    """The column of a parameter in the rows that a step draws by (`aioserve.ops.SampleRows`)."""
+    """Column of a parameter in the rows that a step draws by (`aioserve.ops.SampleRows`)."""
 
     dtype: type[np.float64 | np.int64]
     idle: float
     """Value in rows that draw nothing."""
     rehearsed: float
-    """Value in rows that are drawn to see what that takes."""
+    """Value in rows of the rehearsal that measures what a draw takes."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One row: a sampling parameter, beside its type and its default."""
+    """One sampling parameter: a row of `PARAMETERS`."""
 
     rule: Rule[Any]
     """Check at the edge."""
     body: Any = None
-    """Type of the field of its name in bodies of the OpenAI API, where it is handed on as it is.
-    None: a body declares it, or hasn't got it."""
+    """Type of the field of the same name in OpenAI API bodies, which is handed on unchanged. None:
+    a body declares it itself, or doesn't have it.
+    """
     ollama: str | None = None
-    """Name among Ollama's `options`; None: it isn't there."""
+    """Name among Ollama's `options`; None: Ollama doesn't have it."""
     beams: Literal["taken"] | tuple[Any, ...] | None = None
-    """"taken": an option of `Engine.beam_search`. A tuple: refused with beams, but for these
-    values. None: it is an argument of the search, or nothing comes of it."""
+    """Use in beam searches. If "taken", it is an option of `Engine.beam_search`. A tuple holds the
+    only values allowed with beams. None: it is an argument of the search, or has no effect there.
+    """
     edits: Literal["history", "logits"] | None = None
-    """It changes logits before the draw: by the tokens so far, or without them."""
+    """Set if it changes logits before the draw: by the tokens so far ("history"), or without them
+    ("logits").
+    """
     column: Column | None = None
-    """It limits or scales the draw."""
+    """Set if it limits or scales the draw."""
 
 
 def _top_k(value: object) -> int:
@@ -336,7 +358,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
 
 
 _RULES = {name: row.rule for name, row in PARAMETERS.items()}
-# Looked at for each row of a step: one call gets them all.
+# Read for each row of a step, so one call gets all of them.
 _of_history = attrgetter(*[name for name, row in PARAMETERS.items() if row.edits == "history"])
 _edits = attrgetter(*[name for name, row in PARAMETERS.items() if row.edits is not None])
 _NO_HISTORY = _of_history(SamplingParams())
@@ -346,7 +368,9 @@ COLUMNS: Final[Mapping[str, Column]] = {
 }
 """Columns by the names of their parameters."""
 DRAWN_FREELY: Final[Mapping[str, Any]] = {name: getattr(SamplingParams(), name) for name in COLUMNS}
-"""Values of parameters with a column by which every token may be drawn, at temperature 1."""
+"""Values of the parameters with a column that leave the draw unchanged: any token,
+temperature 1.
+"""
 BEAM_DEFAULTS: Final[dict[str, Any]] = {
     name: getattr(SamplingParams(), name)
     for name, row in PARAMETERS.items()
@@ -354,4 +378,4 @@ BEAM_DEFAULTS: Final[dict[str, Any]] = {
 }
 """Defaults of `BeamParams`."""
 REHEARSED: Final[Mapping[str, Any]] = {name: one.rehearsed for name, one in COLUMNS.items()}
-"""Values of them that ask for everything that a draw may have to do."""
+"""Values of the parameters with a column that make a draw do all that it may have to do."""

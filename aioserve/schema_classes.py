@@ -1,6 +1,6 @@
-"""Classes that say what JSON is: what schema each has, and the object that a text of it becomes.
+"""Classes that describe JSON: their schemas, and the objects that a text becomes.
 
-A class is told by what it has, so that pydantic needn't be installed.
+A class is recognized by its methods, so pydantic needn't be installed.
 
     pydantic.BaseModel     model_json_schema, model_validate_json
     pydantic.TypeAdapter   json_schema, validate_json: of an object of it
@@ -26,7 +26,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 MAX_NAME_CHARS = 100
-"""Most of a class's name that an error says."""
+"""Most characters of a class's name in an error."""
 
 
 class Validates(Protocol[T_co]):
@@ -38,7 +38,7 @@ class Validates(Protocol[T_co]):
 if TYPE_CHECKING:
     SchemaClass: TypeAlias = type | Validates[Any]
 else:
-    SchemaClass = str  # as it is kept: msgspec decodes no union with a type that it doesn't know
+    SchemaClass = str  # kept as str: msgspec decodes no union with a type that it doesn't know
 
 
 class _Form(NamedTuple):
@@ -47,13 +47,15 @@ class _Form(NamedTuple):
 
 
 def has_schema(value: object) -> bool:
-    """True for what `schema_of` knows the schema of."""
+    """True if `schema_of` knows a schema of `value`."""
     return _form_of(value) is not None
 
 
 def schema_of(value: object) -> Any:
-    """The JSON schema of a class that has one. Raises whatever the class raises, and `ValueError`
-    for what has none."""
+    """Return the JSON schema of a class. Raises whatever the class raises.
+
+    Raises `ValueError` if it has no schema.
+    """
     form = _form_of(value)
     if form is None:
         raise ValueError(f"{shown(value)} says no JSON schema")
@@ -61,7 +63,7 @@ def schema_of(value: object) -> Any:
 
 
 def placed(schema: Any, path: Sequence[str | int]) -> Any:
-    """A plain schema of a class as it stands at `path` in another: it refers to its own parts."""
+    """Return a class's plain schema as it stands at `path` in another: references point there."""
     if not path:
         return schema
     steps = [str(step).replace("~", "~0").replace("/", "~1") for step in path]
@@ -82,9 +84,11 @@ def _moved(part: Any, start: str) -> Any:
 def parsed_answer(
     form: type[T] | Validates[T], content: str, finish_reason: str, num_calls: int = 0
 ) -> T:
-    """The object of `form` that a completion says. Raises `InvalidRequestError` for what is no form
-    of JSON, and `UnparsedError` for one that was cut off, has calls of tools in place of content,
-    says nothing, or isn't of the form."""
+    """Return the object of `form` that a completion's content describes.
+
+    Raises `InvalidRequestError` if `form` is no class with a schema. Raises `UnparsedError` if the
+    completion was cut off, has tool calls in place of content, is empty, or doesn't match the form.
+    """
     known = _form_of(form)
     if known is None:
         raise InvalidRequestError(

@@ -1,8 +1,7 @@
 """Structured output: a value that a caller makes and a grammar is compiled from.
 
-Knows no library of grammars: what a schema or a regular expression means is said by
-`aioserve.grammars`. Whatever is passed is made plain here, so that what is compiled on a thread
-can't change meanwhile.
+Knows no library of grammars: `aioserve.grammars` defines the meaning of a schema or a regular
+expression. Values are made plain here, so that they can't change while a thread compiles them.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from aioserve.schema_classes import SchemaClass, has_schema, placed, schema_of
 __all__ = ["MAX_WHITESPACE", "StructuralTag", "StructuredOutput", "structured_output"]
 
 MAX_CHARS = 2**17
-"""Longest schema, expression or grammar, or all choices together."""
+"""Most characters of a schema, expression or grammar, or of all choices together."""
 MAX_CHOICES = 4096
 MAX_CHOICE_CHARS = 2**13
-"""Longest choice: fewer bytes than a grammar follows (`MAX_LEXER_STATES`)."""
+"""Most characters of a choice: fewer bytes than a grammar follows (`MAX_LEXER_STATES`)."""
 MAX_DEPTH = 64
 """Deepest nesting of values in a schema."""
 
@@ -45,45 +44,50 @@ MAX_WHITESPACE = 32
 MAX_STRUCTURES = 256
 MAX_TRIGGERS = 64
 MAX_MARK_CHARS = 1024
-"""Longest `begin`, `end` or trigger of a structural tag."""
+"""Most characters of a structural tag's `begin`, `end` or trigger."""
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 STEPS_TO_SCHEMA = {"json_schema": 0, "structural_tag": len(("structures", 0, "schema"))}
 OF_JSON = ("json_schema", "json_object", "structural_tag")
-"""Kinds that have JSON in them."""
+"""Kinds that contain JSON."""
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNames):
-    """What a completion must be: exactly one of six ways to say it. Each has at most 131,072
+    """Form that a completion must have: exactly one of six kinds. Each has at most 131,072
     characters.
 
-    Raises `InvalidSamplingError` for none or several of them, and for a value that isn't as said
-    below. What isn't supported, a schema with an unsupported keyword say, ends the request with
-    that error when it is compiled.
+    Raises `InvalidSamplingError` for none or several of them, and for a value that isn't as
+    described below. Something unsupported, such as an unknown keyword of a schema, ends the request
+    with that error when it is compiled.
     """
 
     json_schema: Mapping[str, Any] | bool | str | SchemaClass | None = None
-    """The answer is a JSON value that this schema accepts: a dict, its JSON text, or a class that
-    has one: a pydantic model or `TypeAdapter`, a `msgspec.Struct` or a dataclass. Kept as JSON
-    text. Properties come in the order in which the schema names them."""
+    """The answer is a JSON value that this schema accepts. The schema is a dict, its JSON text, or
+    a class: a pydantic model or `TypeAdapter`, a `msgspec.Struct` or a dataclass. Kept as JSON
+    text. Properties come in the order in which the schema names them.
+    """
     json_object: bool = False
     """The answer is any JSON object."""
     regex: str | None = None
-    """The whole answer matches this regular expression, which has no look-around and no
-    back-references."""
+    """The whole answer matches this regular expression, without look-around and back-references."""
     choice: Sequence[str] | None = None
     """The answer is one of these, up to 4096, of up to 8192 characters each. Kept as a tuple."""
     grammar: str | None = None
-    """The answer matches this grammar: in llguidance's form of Lark, from `start` on, or in GBNF,
-    the EBNF of llama.cpp, from `root` on."""
+    """The answer matches this grammar: llguidance's form of Lark, from `start` on, or GBNF, the
+    EBNF of llama.cpp, from `root` on.
+    """
     structural_tag: Mapping[str, Any] | str | None = None
-    """The answer is free up to each of the `triggers`, which begins one of the `structures`: its
-    `begin`, JSON of its `schema`, its `end`. A dict of these lists, or its JSON text. Kept as JSON
-    text."""
+    """The answer is free text up to each of the `triggers`. A trigger begins one of the
+    `structures`: its `begin`, JSON of its `schema`, its `end`. A dict of these lists, or its JSON
+    text. Kept as JSON text.
+    """
     disable_any_whitespace: bool = False
-    """JSON without white space between its parts, as `max_whitespace=0`. Of JSON alone."""
+    """Write JSON without white space between its parts, as `max_whitespace=0`. Kinds with JSON
+    only.
+    """
     max_whitespace: int | None = None
-    """Most characters of white space at each place of JSON, in [0, 32]. None: one space behind a
-    colon and a comma, where `json.dumps` has one, or none. Of JSON alone."""
+    """Most white space at each place of JSON, in characters, in [0, 32]. None: at most one space
+    behind a colon and a comma, where `json.dumps` has one. Kinds with JSON only.
+    """
 
     def __post_init__(self) -> None:
         rules = {
@@ -134,17 +138,17 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, metaclass=Made
 
     @property
     def whitespace(self) -> int | None:
-        """`max_whitespace`, or what `disable_any_whitespace` makes of it."""
+        """`max_whitespace`, or 0 with `disable_any_whitespace`."""
         return 0 if self.disable_any_whitespace else self.max_whitespace
 
     @property
     def kind(self) -> str:
-        """Which of the six is given."""
+        """Name of the kind that is given."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
 
 def structured_output(value: object) -> StructuredOutput:
-    """The rule of an argument that is one."""
+    """Rule for an argument that is a `StructuredOutput`."""
     if issubclass(type(value), StructuredOutput):
         return value  # pyright: ignore[reportReturnType]
     raise InvalidSamplingError(
@@ -155,26 +159,26 @@ def structured_output(value: object) -> StructuredOutput:
 
 
 class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of a structural tag."""
+    """One structure of a structural tag."""
 
     begin: str
     end: str
     schema: dict[str, Any] | bool | None = None
-    """None: any JSON."""
+    """Schema of its JSON. None: any JSON."""
 
 
 class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`StructuredOutput.structural_tag`, read."""
+    """`StructuredOutput.structural_tag`, decoded."""
 
     structures: list[Structure]
     triggers: list[str]
     at_least_one: bool = False
-    """The answer has at least one of the structures."""
+    """True if the answer must have at least one of the structures."""
     type: Literal["structural_tag"] = "structural_tag"
 
 
 def _schema(value: object) -> str | None:
-    """A schema as JSON text. Whether it is one that can be kept is seen when it is compiled."""
+    """Return a schema as JSON text. Unsupported keywords are found when it is compiled."""
     if value is None:
         return None
     if value is True or value is False:
@@ -186,7 +190,7 @@ def _schema(value: object) -> str | None:
 
 
 def _structural_tag(value: object) -> str | None:
-    """A structural tag as JSON text, with nothing in it that isn't read."""
+    """Return a structural tag as JSON text. Unknown fields are refused."""
     if value is None:
         return None
     argument = "structural_tag"
@@ -208,7 +212,7 @@ def _structural_tag(value: object) -> str | None:
 
 
 def _check_marks(tag: StructuralTag) -> None:
-    """Raise `InvalidSamplingError` where texts could be read in two ways."""
+    """Raise `InvalidSamplingError` if a text could be read in two ways."""
     argument = "structural_tag"
     begins = sorted({one.begin for one in tag.structures})
     for mark in (*tag.triggers, *begins, *[one.end for one in tag.structures]):
@@ -230,7 +234,7 @@ def _check_marks(tag: StructuralTag) -> None:
 
 
 def _json_text(argument: str, value: object) -> tuple[str, Any]:
-    """The JSON text of a dict or a str, and what it says."""
+    """Return the JSON text of a dict or a str, and its value."""
     written = plain_str(value)
     if written is None:
         value = plain_schema(value, partial(_refused, argument))
@@ -247,8 +251,10 @@ def _json_text(argument: str, value: object) -> tuple[str, Any]:
 
 
 def plain_schema(value: Any, refused: Callable[[str, object], Exception]) -> Any:
-    """The schema of a class that has one, and all else as it is. Raises what `refused` makes of
-    what is wrong and the value."""
+    """Return the schema of a class that has one, and any other value unchanged.
+
+    Raises `refused(what is wrong, value)`.
+    """
     if issubclass(type(value), dict) or not has_schema(value):
         return value
     must = f"be a class with a JSON schema, got {shown(value)}"
@@ -264,8 +270,11 @@ def plain_schema(value: Any, refused: Callable[[str, object], Exception]) -> Any
 
 
 def _plain(argument: str, value: object, path: tuple[str | int, ...], room: list[int]) -> Any:
-    """Python's own dicts, lists, strs, numbers and None in place of what is derived of them, whose
-    methods aren't called. `path` is where the value is."""
+    """Replace subclasses of dict, list, str, numbers and None by Python's own, without calling
+    their methods.
+
+    `path` is the place of the value; `room[0]` counts down the characters that are left.
+    """
     room[0] -= 1
     if len(path) > MAX_DEPTH:
         raise _refused(

@@ -1,7 +1,6 @@
-"""The one list of what aioserve doesn't support yet, by area.
+"""The one list of features that aioserve doesn't support yet, by the rows of the README's table.
 
-docs/reference/supported.md shows it. Commands answer with it where an option of another server asks
-for a feature of the list.
+The README shows it. Commands quote it to refuse an option of another server.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ NOT_THERE: Final[dict[str, tuple[str, ...]]] = {
     "computing": ("branches of draft tokens on GPUs",),
     "APIs": ("Ollama's downloads",),
 }
-"""Features that aren't there, by area."""
+"""Unsupported features, by area."""
 
 
 def not_there(what: str) -> str:
-    """The sentence that refuses `what`, an entry of `NOT_THERE`."""
+    """Return the sentence that refuses `what`, an entry of `NOT_THERE`."""
     if not any(what in some for some in NOT_THERE.values()):
         raise ValueError(f"{what!r} isn't in NOT_THERE")
     return f"{what} aren't supported"

@@ -5,19 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 EMBEDDED_MODELS = ("pyhelp",)
-"""The names of the models that the package carries."""
+"""Names of the models that the package carries."""
 
 
 EMBEDDED_DRAFTS = {
     ("pyhelp", "model"): "pyhelp-draft",
     ("pyhelp", "eagle3"): "pyhelp-eagle3",
 }
-"""What guesses for an embedded model, by its name and the drafter's: a small model with the same
-tokens, and a head."""
+"""Drafters of embedded models, by the names of model and drafter: a small model with the same
+tokens, and a head.
+"""
 
 
 def model_path(name: str) -> Path | None:
-    """Return the directory of the embedded model ``name``, or None if there is no such model."""
+    """Return the directory of the embedded model ``name``, or None if there is no model of that
+    name.
+    """
     if name not in EMBEDDED_MODELS:
         return None
     path = Path(__file__).resolve().parent / name
@@ -25,8 +28,9 @@ def model_path(name: str) -> Path | None:
 
 
 def draft_path(name: str, drafter: str = "model") -> Path | None:
-    """Return the directory of what guesses for the embedded model ``name`` as the drafter
-    ``drafter``, or None if there is none. It has no tokenizer: it has that of the embedded model.
+    """Return the directory of the drafter ``drafter`` of the embedded model ``name``, or None.
+
+    It has no tokenizer of its own: it uses that of the embedded model.
     """
     directory = EMBEDDED_DRAFTS.get((name, drafter))
     return None if directory is None else Path(__file__).resolve().parent / directory
