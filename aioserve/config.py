@@ -225,9 +225,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     dtype: DType = "auto"
     """Type of activations, KV and unquantised weights. "auto" is what the checkpoint says."""
     architecture: Architecture | None = None
-    """Architecture to compute the model as if its own isn't supported. Use "llama" if its tensors
-    are named as Llama's and it differs from Llama in nothing else. None: the one that its files
-    name.
+    """Architecture that stands in for an unsupported one. Use "llama" if the model's tensors are
+    named as Llama's and it differs from Llama in nothing else. None: the one that its files name.
     """
     quantization: Quantization | None = None
     """Quantise the weights of linear layers while they are loaded. Scales: "int8" has one for 128

@@ -3,10 +3,14 @@
 This module knows the verbs' names and turns errors into exit codes. It must stay cheap: help and
 usage errors import no torch.
 
-Exit codes: 0 done; 1 the engine failed, stdout is closed or full, or what was measured or checked
-came out badly; 2 the command line, the prompt, the model name or the trace is wrong; 130
-interrupted (Ctrl-C); 141 the reader of stdout went away; 143 and 129 ended by SIGTERM and SIGHUP,
-where something is cleaned up first. An error is one line on stderr.
+Exit codes; an error is one line on stderr:
+
+- 0: done
+- 1: the engine failed, stdout is closed or full, or a measurement or check came out badly
+- 2: the command line, the prompt, the model name or the trace is wrong
+- 130: interrupted (Ctrl-C)
+- 141: the reader of stdout went away
+- 143 and 129: ended by SIGTERM and SIGHUP, by commands that clean up first
 """
 
 from __future__ import annotations
@@ -136,7 +140,7 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         code = _report("stdout is closed", EXIT_FAILED)
     if arguments is None:
-        # Nothing is left to do but to end, which an interrupt must not turn into a traceback.
+        # Nothing is left to do but to end. An interrupt must not turn that into a traceback.
         leave_at_once_on(signal.SIGINT)
     discard_unwritten()
     sys.exit(code)
@@ -153,7 +157,7 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE
     except SystemExit as leaving:
-        if isinstance(leaving.__context__, BrokenPipeError):  # rich found it
+        if isinstance(leaving.__context__, BrokenPipeError):  # rich raised SystemExit for it
             return EXIT_BROKEN_PIPE
         raise
     except CycloptsError as error:
@@ -171,25 +175,27 @@ def _run(arguments: list[str]) -> int:
 
 
 def _stdin_prompt_last(arguments: list[str]) -> list[str]:
-    """`run -` means "the prompt is on stdin", but the parser takes a lone hyphen for an option."""
+    """Put the prompt `-` last: `run -` reads it from stdin, but the parser takes `-` for an
+    option.
+    """
     if arguments[:1] == ["run"] and "-" in arguments and "--" not in arguments:
         return [argument for argument in arguments if argument != "-"] + ["--", "-"]
     return arguments
 
 
 def _report(error: object, code: int) -> int:
-    with suppress(OSError):  # nobody to tell
+    with suppress(OSError):  # nobody reads it
         sys.stdout.flush()
     with suppress(OSError):
         print(f"aioserve: {one_line(error)}", file=sys.stderr, flush=True)
     return code
 
 
-# -- what is said of words that no argument takes, and of arguments that have no word
+# -- errors of unknown words and missing arguments
 
 
 def explained(error: CycloptsError) -> str:
-    """What is wrong with the words, and where that helps how the command is used."""
+    """Return the message of a usage error, with the command's usage if that helps."""
     if isinstance(error, UnusedCliTokensError):
         return _unknown_arguments(error)
     if isinstance(error, MissingArgumentError) and (missing := _missing_place(error)):
@@ -202,14 +208,16 @@ def explained(error: CycloptsError) -> str:
 
 
 def _unknown_command(error: UnknownCommandError) -> str:
-    """The word, what is like it, and all commands that there are."""
+    """Return the message with the unknown command, a similar one, and all commands."""
     commands = [] if error.app is None else [name for name in error.app if name.isidentifier()]
     said, mark, _ = str(error).partition("Available commands: ")
     return f"{said}{mark}{', '.join(commands)}." if mark else said
 
 
 def _unknown_option(error: UnknownOptionError) -> str:
-    """The option; of what may be meant as a prompt, how it is written as one."""
+    """Return the message of an unknown option. It says how to write a prompt that looks like
+    one.
+    """
     word = error.token.value or error.token.keyword or ""
     if word.partition("=")[0] == "--model" and "model" in _names(error.target):
         return f"the model comes first, without --model; usage: {_usage(error)}"
@@ -228,8 +236,10 @@ def _unknown_option(error: UnknownOptionError) -> str:
 
 
 def _unknown_arguments(error: UnusedCliTokensError) -> str:
-    """The words and how the command is used; of a command that has commands itself, which these
-    are."""
+    """Return the message of extra words, with the usage of the command.
+
+    If the command has commands itself, the words are an unknown one of these.
+    """
     words = error.unused_tokens or []
     commands = [] if error.app is None else [name for name in error.app if name.isidentifier()]
     if commands:
@@ -242,7 +252,7 @@ def _unknown_arguments(error: UnusedCliTokensError) -> str:
 
 
 def _missing_place(error: MissingArgumentError) -> str | None:
-    """The name of the argument, if it has none of an option and no word was there for it."""
+    """Return the missing argument's name, if it is positional and was given no word."""
     argument = error.argument
     if argument is None or argument.tokens or argument.name.startswith("-"):
         return None
@@ -271,8 +281,10 @@ def option_names(target: Callable[..., Any] | None) -> set[str]:
 
 
 def _places(target: Callable[..., Any] | None) -> list[str]:
-    """Arguments that the command takes, as `MODEL`, `[TRACE]` where it can do without, and options
-    that it can't do without."""
+    """Return the command's positional arguments and its required options as usage shows them.
+
+    An argument is `MODEL`, or `[TRACE]` if it is optional.
+    """
     found: list[str] = []
     for name, one in inspect.signature(target).parameters.items() if target else ():
         if one.kind is one.POSITIONAL_ONLY:

@@ -1,7 +1,7 @@
-"""Whether a machine did something else while it was measured.
+"""Checks that a machine was idle while something was measured on it.
 
-Tells load before, what others and the hypervisor took of the processors meanwhile, and how much the
-time of one fixed piece of work varied. What a system doesn't tell is left out.
+It checks the load before, the processors' time that others took, and how much a fixed piece of work
+varied. Others are programs and the hypervisor. Figures that a system doesn't report are left out.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from aioserve.arguments import counted
 __all__ = ["Busy", "MachineWatch", "usable_processors"]
 
 PROBE = bytes(4 << 20)
-"""Bytes that a probe hashes: this takes one processor some milliseconds and allocates nothing."""
+"""Bytes that a probe hashes. It takes one processor some milliseconds and allocates nothing."""
 PROBES = 7
 
 MOST_LOAD = 0.5
-"""Largest load of each processor, before anything is measured."""
+"""Largest load per processor before the measurement."""
 MOST_OTHERS = 0.1
 MOST_STOLEN = 0.02
 MOST_SPREAD = 1.25
@@ -29,20 +29,20 @@ MOST_SPREAD = 1.25
 
 
 class Busy(NamedTuple):
-    """What is None isn't known."""
+    """Use of the machine by others during a measurement. Unknown figures are None."""
 
     num_processors: int
     load: float | None
-    """Mean number of those that ran or wanted to in the minute before."""
+    """Mean number of runnable processes in the minute before."""
     others: float | None
-    """Share of the processors that other programs took."""
+    """Share of the processors' time that other programs took."""
     stolen: float | None
-    """Share that the hypervisor gave to other machines."""
+    """Share of the processors' time that the hypervisor gave to other machines."""
     probe_seconds: tuple[float, ...]
 
     @property
     def findings(self) -> list[str]:
-        """What is too much, by name and number; none on a machine that was left alone."""
+        """Figures that are too large, in words; empty for a machine that was left alone."""
         found: list[str] = []
         if self.load is not None and self.load > MOST_LOAD * self.num_processors:
             found.append(
@@ -59,7 +59,7 @@ class Busy(NamedTuple):
 
     @property
     def facts(self) -> dict[str, float | None]:
-        """For the table."""
+        """Figures for the table, rounded."""
         return {
             "load_before": None if self.load is None else round(self.load, 2),
             "others_share": None if self.others is None else round(self.others, 4),
@@ -69,7 +69,10 @@ class Busy(NamedTuple):
 
 
 class _Ticks(NamedTuple):
-    """Ticks of the processors that this process may use, so far."""
+    """Processor seconds so far: `busy` and `stolen` of usable processors, `own` of this process.
+
+    `seconds` is the time on the clock.
+    """
 
     busy: float
     stolen: float
@@ -78,8 +81,10 @@ class _Ticks(NamedTuple):
 
 
 class MachineWatch:
-    """Watches from its creation to `busy`. `probe` is called now and then: it holds the thread for
-    some milliseconds."""
+    """Watches the machine from its creation to `busy`.
+
+    Call `probe` now and then: it holds the thread for some milliseconds.
+    """
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         self._stat = stat
@@ -92,7 +97,9 @@ class MachineWatch:
         self.probe()
 
     def probe(self) -> None:
-        """The median of some runs: one of them may well be interrupted."""
+        """Time the fixed piece of work. The median of some runs counts, as one may be
+        interrupted.
+        """
         took: list[float] = []
         for _ in range(PROBES):
             began = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Measures what the engine's steps take: real requests through a real engine, in mixes that cover
+"""Measurement of the engine's steps: real requests run through a real engine, in mixes that cover
 the grid of a cost table.
 
-A step's time is what passes between its end and that of the one before, or its launch where it came
-later, as the engine's own loop sees it. So all that the engine does for a step is in it: planning,
-delivering, and what of these the runner doesn't hide. What a request takes before its first step
-and after a step of its own, `measure_host` measures with one request at a time.
+A step's time begins at the end of the step before, or at its own launch if that came later. It ends
+with the step, as the engine's own loop observes it. So the time includes all that the engine does
+for a step, such as planning and delivering, except what the runner hides. The time of a request
+before its first step and after its last is measured by `measure_host`, with one request at a time.
 """
 
 from __future__ import annotations
@@ -48,51 +48,56 @@ __all__ = [
 ]
 
 LEAST_PREFILL = 16
-"""The smallest prompt of a grid."""
+"""Smallest prompt of a grid, in tokens."""
 SHORTEST_PREFILL = 2
-"""The shortest that there is: one token is computed as a decode is."""
+"""Shortest prompt of all: one token is computed as a decode is."""
 
 OnProgress = Callable[[], None]
 
 MIDDLE_CONTEXT = 1024
 MOST_CONTEXT_TOKENS = 1 << 15
-"""Longest contexts of all decoding sequences together: their prompts have to be computed first."""
+"""Most context of all decoding sequences together, in tokens: their prompts have to be computed
+first.
+"""
 MOST_PROMPTS = 8
-"""Prompts that come at once where one alone can't be as long as a step."""
+"""Prompts sent at once if one alone can't be as long as a step."""
 
 LONE_REQUESTS = 32
 LONE_PROMPT = 64
 SHORT_PAUSE_SECONDS = 0.002
-"""Pause in which what the request before has left to do is done."""
+"""Pause in which the request before finishes its last work."""
 IDLE_SECONDS = 0.03
-"""Pause after which a processor has turned to other things, or to none."""
+"""Pause after which a processor has turned to other work, or gone idle."""
 COMING = 2
-"""Requests that come while one step runs."""
+"""Requests that arrive while one step runs."""
 DELAY_PAIRS = 16
 DELAYED_STEP_SECONDS = 0.01
 
 STEPS_BETWEEN = 5
-"""Tokens that each prompt of the grid is answered with: steps that no request comes or goes in, as
-most are."""
+"""Tokens of the answer to each prompt of the grid: most steps have no request that comes or
+goes.
+"""
 
 
 class Round(NamedTuple):
-    """`num_seqs` sequences decode, each from this context on, while prompts of all sizes come."""
+    """Measurement of `decode_batch` decoding sequences while prompts of all sizes come. Each
+    sequence decodes from `context_tokens` on.
+    """
 
     decode_batch: int
     context_tokens: int
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """Which mixes of prompt tokens and decoding sequences are measured, at which contexts."""
+    """Mixes of prompt tokens and decoding sequences to measure, and their contexts."""
 
     prefill_tokens: tuple[int, ...]
-    """From 0."""
+    """Sizes of prompts, from 0."""
     decode_batch: tuple[int, ...]
-    """From 0."""
+    """Numbers of decoding sequences, from 0."""
     rounds: tuple[Round, ...]
     longest_prompt: int
-    """Tokens that one prompt can have; more of them come as several prompts at once."""
+    """Most tokens of one prompt; more are split into several prompts that come at once."""
 
     @classmethod
     def up_to(
@@ -104,15 +109,16 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         graphs: bool = False,
         most_context_tokens: int = MOST_CONTEXT_TOKENS,
     ) -> Grid:
-        """Powers of two up to what one step of the engine may hold. Each batch decodes at a short
-        and a middle context, and the smallest and the largest at the longest that there is, as far
-        as `most_context_tokens` in all sequences together allow.
+        """Return a grid of powers of two, up to what one step of the engine may hold.
 
-        `graphs`: decodes run as CUDA graphs, and steps with a prompt don't, so that a step takes
-        longer by a leap with the first tokens of a prompt. The shortest prompts are then measured
-        too, or the leap would be a slope.
+        Each batch decodes at a short and a middle context. The smallest and the largest batch also
+        decode at the longest context, limited by `most_context_tokens` of all sequences together.
 
-        Raises `ConfigError` for limits with which not all points could be measured.
+        Set `graphs` if decodes run as CUDA graphs and steps with a prompt don't. A step's time then
+        leaps with the first tokens of a prompt. The shortest prompts are measured too, or the leap
+        would look like a slope.
+
+        Raises `ConfigError` if the limits leave points of the grid out of reach.
         """
         if max_num_batched_tokens < LEAST_PREFILL:
             raise ConfigError(
@@ -137,7 +143,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
                 f"{max_num_batched_tokens}, got {max_num_seqs}"
             )
         batches = (0, *_growing(1, max_num_seqs, 2))
-        # They decode on while the prompts come.
+        # The sequences go on decoding while the prompts come.
         steps = 2 * len(prefill) * (STEPS_BETWEEN + 2)
         longest = max(max_model_len // 2, max_model_len - steps)
         middle = min(MIDDLE_CONTEXT, longest, max(1, most_context_tokens // max_num_seqs))
@@ -152,12 +158,12 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_rounds(self) -> int:
-        """In one pass of `measure_grid`."""
+        """Rounds of one pass of `measure_grid`."""
         return len(self.rounds)
 
 
 class Recorder:
-    """Loads a model for an engine, and notes every step that it runs."""
+    """Loads a model for an engine, and records every step that it runs."""
 
     def __init__(self, model: str, listeners: Listeners) -> None:
         self.samples: list[StepSample] = []
@@ -179,7 +185,7 @@ class Recorder:
         self.samples.append(StepSample(StepLoad.of(step.plan), step.seconds))
 
     def take(self) -> list[StepSample]:
-        """The steps since the last call."""
+        """Return the steps since the last call."""
         taken = list(self.samples)
         self.samples.clear()
         return taken
@@ -187,9 +193,9 @@ class Recorder:
 
 @asynccontextmanager
 async def recorded_engine(model: str, **options: Any) -> AsyncIterator[tuple[Engine, Recorder]]:
-    """A started engine whose steps are noted; `model` and `options` as `open_engine` takes them.
+    """Start an engine whose steps are recorded; `model` and `options` are those of `open_engine`.
 
-    It has run one request, which paid for what is built once.
+    It has already run one request, which paid for what is built once.
     """
     from aioserve import Engine
 
@@ -213,22 +219,22 @@ async def _leaving(engine: Engine) -> AsyncIterator[None]:
 
 
 async def measure_grid(engine: Engine, grid: Grid, seed: int, on_progress: OnProgress) -> None:
-    """One pass over the grid, in an order drawn from `seed`.
+    """Measure the grid once, in an order drawn from `seed`.
 
-    For each batch and context, as many sequences decode while prompts of all sizes come one by one,
-    some of which begin with what is cached. `on_progress` is called after each of
-    `grid.num_rounds` rounds.
+    For each batch and context, sequences decode while prompts of all sizes come one by one. Some of
+    the prompts begin with cached tokens. Calls `on_progress` after each of `grid.num_rounds`
+    rounds.
     """
     source = np.random.default_rng(seed)
     vocab_size = engine.limits.vocab_size
-    # The same prompts in all rounds, so that their keys and values are computed once.
+    # All rounds use the same prompts, so that their keys and values are computed once.
     shape = max(1, *grid.decode_batch), max(context for _, context in grid.rounds)
     prompts = np.random.default_rng(0).integers(vocab_size, size=shape)
     for batch, context in source.permutation(grid.rounds).tolist():
         starts = [(start, size) for start in (0, context) for size in grid.prefill_tokens[1:]]
         async with _decoding(engine, prompts[:batch, :context].tolist()):
             for start, size in source.permutation(starts).tolist():
-                # Of what is cached, as much as leaves room for what is new.
+                # Take as much of the cached tokens as leaves room for the new ones.
                 cached = prompts[0, : min(start, max(0, grid.longest_prompt - size))].tolist()
                 parts = _parts(size, grid.longest_prompt)
                 await _answer_all(
@@ -240,14 +246,14 @@ async def measure_grid(engine: Engine, grid: Grid, seed: int, on_progress: OnPro
 
 
 def _parts(size: int, most: int) -> list[int]:
-    """About equal ones, of at most `most`."""
+    """Split `size` into about equal parts of at most `most`."""
     count = -(-size // most)
     return [size // count + (number < size % count) for number in range(count)]
 
 
 @asynccontextmanager
 async def _decoding(engine: Engine, prompts: Sequence[list[int]]) -> AsyncIterator[None]:
-    """Requests that decode meanwhile; they have begun to, and are ended afterwards."""
+    """Let requests decode during the block. They decode when it begins, and are ended after it."""
     longest = engine.limits.max_model_len
     streams = [engine.stream(prompt, _params(longest - len(prompt))) for prompt in prompts]
 
@@ -267,8 +273,11 @@ async def _decoding(engine: Engine, prompts: Sequence[list[int]]) -> AsyncIterat
 
 
 async def measure_host(engine: Engine, recorder: Recorder, seed: int) -> HostTimes:
-    """Medians of what requests of one step take outside of it, while nothing else runs, and of what
-    they add to steps: the first ones after an idle time, and those that run when they come."""
+    """Measure what requests take outside steps, and what they add to steps.
+
+    Medians of requests of one step, while nothing else runs. Added times are those of a step after
+    an idle time, and of a step during which requests arrive.
+    """
     source = np.random.default_rng(seed)
     longest = engine.limits.max_model_len - 1
     lone = [
@@ -313,10 +322,13 @@ async def _lone(
 async def _step_delay(
     engine: Engine, recorder: Recorder, source: np.random.Generator, lone_seconds: float
 ) -> float:
-    """Median of what each of a few requests, that come one by one during the step of a prompt, adds
-    to it, against steps of such prompts alone, in turns; never less than 0. `lone_seconds` is what
-    a step of `LONE_PROMPT` tokens takes. The prompt is as long as one step can have it, or as long
-    as makes the step last `DELAYED_STEP_SECONDS`."""
+    """Measure the seconds that a request adds to a step by arriving during it; at least 0.
+
+    The step computes a prompt while a few requests arrive one by one. It is compared with steps of
+    the same prompt alone, in turns, and the median counts. Parameter `lone_seconds` is the time of
+    a step of `LONE_PROMPT` tokens. The prompt is long enough for a step of `DELAYED_STEP_SECONDS`,
+    or as long as one step allows.
+    """
     vocab_size, longest = engine.limits.vocab_size, engine.limits.max_model_len - 1
     budget = engine.dump()["config"]["max_num_batched_tokens"]
     wanted = math.ceil(LONE_PROMPT * max(1.0, DELAYED_STEP_SECONDS / max(lone_seconds, 1e-6)))
@@ -348,8 +360,10 @@ async def _step_delay(
 async def measure_mixes(
     engine: Engine, num_requests: int, concurrency: int, seed: int, on_progress: OnProgress
 ) -> None:
-    """Random requests, `concurrency` at once: steps as they come. `on_progress` is called after
-    each request."""
+    """Run random requests, `concurrency` at once, so that steps are mixed as they come.
+
+    Calls `on_progress` after each request.
+    """
     source = np.random.default_rng(seed)
     limits = engine.limits
     lengths = 2 ** source.uniform(2, math.log2(limits.max_model_len // 2), num_requests)
@@ -372,7 +386,7 @@ async def _answer(engine: Engine, prompt: list[int], output_tokens: int) -> None
 
 async def _answer_all(engine: Engine, prompts: list[list[int]], output_tokens: int) -> None:
     """Read the completions of prompts that come at the same moment."""
-    # All are there before the first is planned.
+    # Submit all requests before the first step is planned.
     streams = [engine.stream(prompt, _params(output_tokens)) for prompt in prompts]
     for stream in streams:
         async for _ in stream:
@@ -384,7 +398,7 @@ def _params(max_tokens: int) -> SamplingParams:
 
 
 def _growing(first: int, last: int, factor: int) -> tuple[int, ...]:
-    """`first`, each next one `factor` times as much, and `last`."""
+    """Return `first`, then each value times `factor`, and `last`."""
     counts = itertools.takewhile(
         lambda count: count * factor <= last,
         (first * factor**power for power in itertools.count()),

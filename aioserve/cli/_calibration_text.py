@@ -20,22 +20,22 @@ __all__ = ["DEFAULT_TOKENS", "LEAST_TOKENS", "MAX_TOKENS", "calibration_windows"
 
 DEFAULT_TOKENS = 1 << 15
 LEAST_TOKENS = 1 << 10
-"""Fewest tokens of a text, and fewest that may be asked for."""
+"""Fewest tokens of a text, and smallest value of `--calibration-tokens`."""
 MAX_TOKENS = 1 << 22
 _WINDOW = 512
-"""Tokens of a window, where the model takes as many."""
+"""Tokens of a window, if the model takes as many."""
 
 
 def calibration_windows(
     files: ModelFiles, path: Path, max_tokens: int | None
 ) -> list[npt.NDArray[np.int64]]:
-    """Windows of at most so many tokens together, 32,768 when not given, from all over the file.
+    """Return windows of at most `max_tokens` together, 32,768 by default, from all over the file.
 
     The file is a text, or JSONL (by its name): in each line an object with "text", or with
-    "messages" of a chat. Each window begins as the model expects a text to, with BOS if it has one.
+    "messages" of a chat. Each window begins as the model expects of a text, with BOS if it has one.
 
-    Raises `ConfigError` for a number out of bounds, and for a file that can't be read, has a line
-    that is something else, or too few tokens; `ModelError` for a model without a tokenizer.
+    Raises `ConfigError` for a number out of bounds, and for a file that can't be read, has an
+    invalid line or too few tokens. Raises `ModelError` for a model without a tokenizer.
     """
     most = DEFAULT_TOKENS if max_tokens is None else max_tokens
     if not LEAST_TOKENS <= most <= MAX_TOKENS:
@@ -69,7 +69,7 @@ def calibration_windows(
 
 
 def _documents(files: ModelFiles, path: Path, contents: str) -> Iterator[list[int]]:
-    """Token ids of each line."""
+    """Yield the token ids of each line."""
     tokenizer, template = files.tokenizer(), files.chat_template()
     for number, line in enumerate(contents.split("\n"), 1):
         if not line.strip():

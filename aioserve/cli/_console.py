@@ -1,4 +1,4 @@
-"""Tables and lines in which nothing that a file, a server or a model says acts on a terminal."""
+"""Console output on which text of files, servers and models can't control the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["plain_console"]
 
 
 class _PlainConsole(Console):
-    """Writes control characters of what it prints as Python spells them."""
+    """Writes control characters of what it prints as Python escapes."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -25,5 +25,5 @@ class _PlainConsole(Console):
 
 
 def plain_console(**options: Any) -> Console:
-    """stdout, where square brackets are no markup; `options` are those of rich."""
+    """Return a console on stdout that reads no markup. `options` are those of rich."""
     return _PlainConsole(file=sys.stdout, markup=False, **options)

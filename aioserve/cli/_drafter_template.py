@@ -1,4 +1,4 @@
-"""The files of a new drafter's project that say what it is; see `_plugin_project`."""
+"""Source files of a new drafter's project; see `_plugin_project`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines of verbs that run a model: where they compute, opening them with progress bars, sampling.
+"""Engines of verbs that run a model: device options, opening with progress bars, sampling.
 
 Everything heavy is imported inside the functions, so that a verb's `--help` stays cheap.
 """
@@ -55,27 +55,33 @@ SIZES = re.compile(r"[0-9]{1,20}(,[0-9]{1,20})*")
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:
-    """Where the model runs, as what, and in how many bits."""
+    """Options for the device and the numbers that a model is computed with."""
 
     device: str = "auto"
-    """cpu; cuda, an NVIDIA GPU, or cuda:1, the second one; auto: the first GPU that can be used,
-    else the CPU."""
+    """Device of the model: cpu; cuda, an NVIDIA GPU; or cuda:1, the second one. With auto, the
+    first GPU that can be used, else the CPU.
+    """
     architecture: str | None = None
-    """What a model is computed as whose own architecture isn't supported: llama, where it differs
-    from Llama in nothing but its name."""
+    """Architecture that stands in for an unsupported one: llama, if the model differs from
+    Llama only in its name.
+    """
     quantization: str | None = None
-    """Round the weights of linear layers while they are loaded: int8, int4 or fp8."""
+    """Quantise the weights of linear layers while they are loaded: int8, int4 or fp8."""
     activation_quantization: str = "auto"
-    """In which numbers activations meet weights of integers: auto, what the backend computes, on a
-    CPU integers of 8 bits; none, floats, which takes the memory of float weights."""
+    """Numbers in which activations meet integer weights. With auto, what the backend computes: on a
+    CPU 8-bit integers. With none, floats.
+    """
     graph_sizes: str | None = None
-    """On a GPU: numbers of sequences at which decodes are captured as CUDA graphs, as 1,2,4; none
-    for no graphs."""
+    """Batch sizes, in sequences, at which decodes are captured as CUDA graphs, on a GPU: 1,2,4,
+    say, or none for no graphs.
+    """
     capture_graphs: Annotated[bool, Parameter(negative="--no-capture-graphs")] = True
-    """On a GPU: capture them at the start, or each when it is first needed."""
+    """Capture CUDA graphs at the start, on a GPU. Else each is captured when it is first needed."""
 
     def of_engine(self) -> dict[str, Any]:
-        """Options of `Engine`, which checks them. Raises `ConfigError` for sizes that are none."""
+        """Return options of `Engine`, which checks them. Raises `ConfigError` for malformed
+        sizes.
+        """
         return {
             "device": self.device,
             "architecture": self.architecture,
@@ -89,24 +95,27 @@ class DeviceOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(DeviceOptions):
-    """The device of the model, and the drafter of its tokens."""
+    """Options for the device of the model and the drafter."""
 
     speculation: str | None = None
-    """The drafter, or one with options: NAME:OPTION=VALUE,OPTION=VALUE; or a
-    class of yours as FILE.py:CLASS. The tokens are the same with any."""
+    """Drafter, with options if you like: NAME:OPTION=VALUE,OPTION=VALUE. Or a class of yours:
+    FILE.py:CLASS. The tokens are the same with any.
+    """
     speculation_max_tokens: int | None = None
     """Most draft tokens of a sequence in one step; 8 when not given."""
     speculation_acceptance: str | None = None
-    """Rule by which draft tokens are kept; match when not given, and the tokens are the same as
-    without any. rejection: as many of a draft model's as rejection sampling keeps."""
+    """Rule by which draft tokens are kept. When not given, match: the tokens are the same as
+    without drafts. With rejection, as many tokens of a draft model as rejection sampling keeps.
+    """
     speculation_max_branches: int | None = None
-    """Most paths of draft tokens beside the first one of a sequence in one step; 0 when not
-    given."""
+    """Most further paths of draft tokens of a sequence in one step, beside the first; 0 when not
+    given.
+    """
 
     def of_engine(self) -> dict[str, Any]:
-        """Options of the engine, with those of speculation (`DeviceOptions.of_engine`).
+        """Return options of the engine, those of speculation included (`DeviceOptions.of_engine`).
 
-        Raises `ConfigError` for a number of draft tokens that is none, or that nothing makes.
+        Raises `ConfigError` for an invalid number of draft tokens, or for one without a drafter.
         """
         try:
             speculation = Speculation.of(
@@ -124,7 +133,7 @@ class RunOptions(DeviceOptions):
                 value=error.value,
                 limit=error.limit,
             ) from error
-        # A dataclass with slots is made anew, and `super()` knows the old one.
+        # A dataclass with slots is a new class, and `super()` refers to the old one.
         return DeviceOptions.of_engine(self) | {"speculation": speculation}
 
 
@@ -144,11 +153,11 @@ def _sizes(text: str | None) -> tuple[int, ...] | None:
 
 
 class Start(NamedTuple):
-    """What it took to open an engine, by the clock."""
+    """Time that opening an engine took, by the clock."""
 
     seconds: float
     parts: dict[str, float]
-    """Some run at the same time."""
+    """Seconds of each part; some run at the same time."""
 
     def __str__(self) -> str:
         parts = (f"{part} {seconds:.2f} s" for part, seconds in self.parts.items())
@@ -156,8 +165,7 @@ class Start(NamedTuple):
 
 
 class Listeners(NamedTuple):
-    """The options of `Engine` through which it tells how far it has come. None: without a
-    terminal."""
+    """Progress callbacks of `Engine`; None without a terminal."""
 
     progress: Callable[[int, int], None] | None = None
     capture_progress: Callable[[int, int], None] | None = None
@@ -167,10 +175,10 @@ class Listeners(NamedTuple):
 async def open_engine(
     model: str, *, on_start: Callable[[Start], None] | None = None, **options: Any
 ) -> AsyncIterator[Engine]:
-    """A started engine; while it starts, bars on stderr when that is a terminal.
+    """Open an engine. While it starts, bars are drawn on stderr if that is a terminal.
 
-    `model` is what `local_model` takes. `on_start` is told what the start took, without the writing
-    or the download of a model.
+    `model` is what `local_model` takes. `on_start` receives the time of the start, without writing
+    or downloading a model.
     """
     from aioserve import Engine
 
@@ -188,8 +196,9 @@ async def open_engine(
 
 @contextmanager
 def start_bars(model: str) -> Iterator[Listeners]:
-    """Listeners that draw on stderr, where that is a terminal: a bar for the weights, and one for
-    the graphs where there are any."""
+    """Yield listeners that draw on stderr if it is a terminal: bars for the weights and for the
+    graphs.
+    """
     if not sys.stderr.isatty():
         yield Listeners()
         return
@@ -220,19 +229,21 @@ def print_start(start: Start) -> None:
 
 
 class Opening(NamedTuple):
-    """An engine for `run` and `chat`, not opened yet, and how its completions are sampled."""
+    """An engine for `run` and `chat`, not opened yet, and the sampling of its completions."""
 
     model: str
     engine: AbstractAsyncContextManager[Engine]
     given: dict[str, Any]
-    """Sampling parameters that were given, in place of the model's own."""
+    """Sampling parameters that replace the model's own."""
 
     def params(self, engine: Engine) -> SamplingParams:
         return replace(engine.default_params, **self.given)
 
 
 def given_params(**params: Any) -> dict[str, Any]:
-    """Parameters that were given. A value out of range is refused before the model is loaded."""
+    """Return the parameters that aren't None. A value out of range is refused before the model is
+    loaded.
+    """
     given = {name: value for name, value in params.items() if value is not None}
     SamplingParams(**given)
     return given
@@ -255,7 +266,7 @@ def opening(
 
 
 def summary_line(usage: Usage, timings: Timings, reason: object) -> str:
-    """Counts and speed of one answer; tokens/s is the rate after the first token."""
+    """Return counts and speed of one answer; tokens/s is the rate after the first token."""
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     drafted = f"{usage.accepted_draft_tokens} of {counted(usage.drafted_tokens, 'draft token')}"
     right = f" ({drafted} right)" if usage.drafted_tokens else ""
@@ -272,9 +283,11 @@ def summary_line(usage: Usage, timings: Timings, reason: object) -> str:
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """While entered, the collector doesn't look at what is there now, torch above all: a pass over
-    that takes a tenth of a second and more, in which the event loop stands still. For a process of
-    the command's own: a library must leave the collector to its host, as it is the whole process's.
+    """Keep the garbage collector from looking at objects that exist when the block begins.
+
+    Torch brings so many that a pass takes a tenth of a second and more, during which the event loop
+    stands still. Use it in a process of the command's own: a library must leave the collector to
+    its host process.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Flags of a command that are made of declared options and settings, not written one by one."""
+"""Flags of a command, made from declared options and settings instead of written one by one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ __all__ = ["option_flags", "setting_flags", "takes_flags"]
 
 
 def takes_flags(verb: Callable[..., None], flags: Iterable[inspect.Parameter]) -> None:
-    """Let `verb` show these flags where it has `**flags`: there it gets those that were given, by
-    name."""
+    """Replace `**flags` of `verb` by these flags. It receives those that were given, by name."""
     own = inspect.signature(verb, eval_str=True)
     parameters = [one for one in own.parameters.values() if one.name != "flags"] + list(flags)
     annotations = {one.name: one.annotation for one in parameters}
-    # What cyclopts reads of a function.
+    # cyclopts reads these of a function.
     verb.__signature__ = own.replace(parameters=parameters)
     verb.__annotations__ = {**annotations, "return": None}
 
 
 def option_flags(options: type, names: Iterable[str]) -> list[inspect.Parameter]:
-    """Flags for these fields of a dataclass, with its defaults, and its docstrings as their help. A
-    bool that is on, or that has no default, can be turned off."""
+    """Return flags for these fields of a dataclass, with its defaults, and its docstrings as help.
+
+    A bool that is on, or that has no default, can be turned off.
+    """
     texts, hints = docstrings(options), get_type_hints(options, include_extras=True)
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     flags = []
@@ -53,7 +54,7 @@ def option_flags(options: type, names: Iterable[str]) -> list[inspect.Parameter]
 
 
 def setting_flags(groups: Mapping[str, Sequence[Setting]]) -> list[inspect.Parameter]:
-    """A flag for each setting, in groups under their titles."""
+    """Return a flag for each setting, in groups under their titles."""
     titles = [Group(title, sort_key=place) for place, title in enumerate(groups)]
     return [
         _setting_flag(setting, title)
@@ -85,16 +86,16 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 
 def _shown_kind(setting: Setting) -> Any:
-    """What help says that the flag takes."""
+    """Return the type that help shows for the flag."""
     if setting.is_repeated:
         return tuple[str, ...] | None
     kind: Any = setting.kind
     if NoneType in get_args(kind):
         kind = get_args(kind)[0]
-    # A flag takes several as one text with commas.
+    # A flag takes several values as one text with commas.
     return (str if get_origin(kind) is Sequence else kind) | None
 
 
 def _as_it_is(_: Any, tokens: Sequence[Token]) -> str:
-    """The text: what it may be is for the setting to say, as for variables."""
+    """Return the text unchanged: the setting checks it, as for variables."""
     return tokens[0].value

@@ -1,6 +1,6 @@
 """Downloads of models from the Hugging Face hub, into the cache of `huggingface_hub`.
 
-Which files a model consists of is known by `aioserve.models.hub`, which finds it there afterwards.
+`aioserve.models.hub` knows which files belong to a model, and finds them there afterwards.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ BETWEEN_LOOKS_SECONDS = 0.2
 
 
 def download(name: HubName) -> None:
-    """Put the model into the cache; what an earlier download left there is not loaded again.
+    """Download the model into the cache, except files that an earlier download left there.
 
-    Draws a bar on stderr where that is a terminal, else prints one line as it begins. Ctrl-C ends
-    the process. Raises `ModelNotFoundError` for a model that can't be had (there is none, it is
-    gated, the hub may not be asked), and `ModelError` where the hub can't be reached.
+    Draws a bar on stderr if it is a terminal, else prints one line at the start. Ctrl-C ends the
+    process. Raises `ModelNotFoundError` if the model doesn't exist, is gated, or the hub may not be
+    asked. Raises `ModelError` if the hub can't be reached.
     """
     hub_id = name.id
     with leaving_at_once():
@@ -54,13 +54,13 @@ def download(name: HubName) -> None:
             except (ModelError, KeyboardInterrupt):
                 raise
             except Exception as error:
-                # The library raises errors of its own, of the HTTP library under it, which was
-                # another one before, and OSErrors of disks.
+                # The library raises errors of its own, errors of its HTTP library, which has
+                # changed once, and OSErrors of disks.
                 raise _named(hub_id, error) from error
 
 
 def _listed(hub_id: str) -> dict[str, int | None]:
-    """The files of the repository and their sizes in bytes."""
+    """Return the files of the repository with their sizes in bytes."""
     import huggingface_hub
 
     found = huggingface_hub.HfApi().model_info(hub_id, files_metadata=True)
@@ -68,7 +68,9 @@ def _listed(hub_id: str) -> dict[str, int | None]:
 
 
 def _wanted(name: HubName, listed: dict[str, int | None]) -> dict[str, int | None]:
-    """The files that the model is read from. Raises `ModelNotFoundError` where they make none."""
+    """Return the files that the model is read from. Raises `ModelNotFoundError` if they make no
+    model.
+    """
     try:
         return {file: listed[file] for file in wanted_files(name, listed)}
     except AmbiguousModelError as error:
@@ -81,7 +83,7 @@ def _wanted(name: HubName, listed: dict[str, int | None]) -> dict[str, int | Non
 
 @contextmanager
 def _shown(name: HubName, sizes: dict[str, int | None]) -> Iterator[None]:
-    """A bar for as long as the block runs, or a line before it."""
+    """Draw a bar while the block runs, or print a line before it."""
     from rich.console import Console
     from rich.filesize import decimal
 
@@ -107,8 +109,8 @@ def _shown(name: HubName, sizes: dict[str, int | None]) -> Iterator[None]:
     with Progress(*columns, *speed, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(f"downloading {what}", total=total)
         done = threading.Event()
-        # The library tells of bytes only through bars that it draws itself, another way in each
-        # version. What has come is in the cache, whose folders it documents.
+        # The library reports bytes only through its own bars, differently in each version. So look
+        # at the cache instead, whose folders it documents.
         blobs = _blobs(name.id)
 
         def look() -> None:
@@ -154,7 +156,7 @@ def _endpoint() -> str:
 
 
 def _named(hub_id: str, error: Exception) -> Exception:
-    """What the library raised, as an error that says what to do about it."""
+    """Return the library's error as one that says what to do about it."""
     from huggingface_hub import errors
 
     hub = _endpoint()
@@ -190,7 +192,7 @@ def _named(hub_id: str, error: Exception) -> Exception:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error, and what it was raised from, the first cause at the end."""
+    """Return the error and its causes, the first cause last."""
     causes = [error]
     while (cause := causes[-1].__cause__) is not None and cause not in causes:
         causes.append(cause)
@@ -198,7 +200,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _status(causes: list[BaseException]) -> int | None:
-    """The HTTP status of the response that one of them is about."""
+    """Return the HTTP status of the first response among the causes."""
     for cause in causes:
         response: Any = getattr(cause, "response", None)
         if (status := getattr(response, "status_code", None)) is not None:

@@ -1,4 +1,6 @@
-"""Ctrl-C where it can't be left to an exception, and other signals where they should be one."""
+"""Ctrl-C in places where it can't be an exception, and other signals in places where they should be
+one.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(KeyboardInterrupt):
-    """A signal ended the command. The error goes wherever Ctrl-C does: past the guards of plugins,
-    too."""
+    """A signal ended the command. Like Ctrl-C, this error passes the guards of plugins."""
 
     def __init__(self, signum: int) -> None:
         super().__init__()
@@ -26,9 +27,11 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def leaving_at_once(signum: signal.Signals = signal.SIGINT) -> Iterator[None]:
-    """Ctrl-C, or another signal, ends the process on the spot: nothing can stop a thread that
-    imports and loads, torch aborts where its import is interrupted, and there is nothing to clean
-    up yet but the cursor. A program that ignores the signal goes on doing so."""
+    """End the process at once at Ctrl-C or another signal, during the block.
+
+    A thread that imports and loads can't be stopped, and torch aborts if its import is interrupted.
+    Only the cursor has to be restored. A signal that the program ignores stays ignored.
+    """
     before = leave_at_once_on(signum)
     try:
         yield
@@ -38,8 +41,10 @@ def leaving_at_once(signum: signal.Signals = signal.SIGINT) -> Iterator[None]:
 
 @contextmanager
 def cleaning_up_first() -> Iterator[None]:
-    """Within the block, SIGTERM and SIGHUP raise `Ended`, so that what it has begun is cleaned up
-    as at Ctrl-C. A program that handles or ignores one of them goes on doing so."""
+    """Raise `Ended` at SIGTERM and SIGHUP during the block, so that it is cleaned up as at Ctrl-C.
+
+    A signal that the program handles or ignores is left alone.
+    """
     ours: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
         ours = [one for one in ENDING if signal.getsignal(one) is signal.SIG_DFL]

@@ -1,7 +1,7 @@
-"""Drives an engine with random prompts and measures it, the event loop included: the options of
-`aioserve bench`, checked, and what it runs.
+"""Load of `aioserve bench`: its options, and a run of random prompts that measures the engine and
+the event loop.
 
-Knows the public API of `Engine` alone, as any program that embeds it would.
+Knows only the public API of `Engine`, like any program that embeds it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 MAX_NUM_PROMPTS = 65_536
-"""As many as an engine runs at once."""
+"""Most prompts of a run: as many as an engine runs at once."""
 MAX_PROMPT_TOKENS = 10_000_000
 """Most tokens of all prompts together, which are drawn before the clock starts."""
 
@@ -48,46 +48,49 @@ MAX_PROMPT_TOKENS = 10_000_000
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions(RunOptions):
-    """What to run."""
+    """Options for what to run."""
 
     num_prompts: int = 32
-    """Requests in all."""
+    """Number of requests."""
     input_len: int = 128
     """Tokens of each prompt."""
     output_len: int = 128
     """Tokens of each answer; end-of-sequence tokens are ignored. Policies see it as max_tokens."""
     shared_prefix_len: int = 0
-    """The first tokens of every prompt that are the same in all."""
+    """First tokens that are the same in every prompt."""
     concurrency: int | None = None
-    """Requests at once; throughput: all, latency: 1, when not given."""
+    """Requests at once. Not given: all for throughput, 1 for latency."""
     dtype: str = "auto"
-    """float32, bfloat16, on a GPU float16, or auto (what the model directory says)."""
+    """Type of activations and KV: float32, bfloat16, on a GPU float16, or auto (what the model
+    directory says).
+    """
     policy: str = "fcfs"
-    """The scheduling policy, or one with options: NAME:OPTION=VALUE,OPTION=VALUE; or a class of
-    yours as FILE.py:CLASS."""
+    """Scheduling policy, with options if you like: NAME:OPTION=VALUE,OPTION=VALUE. Or a class of
+    yours: FILE.py:CLASS.
+    """
     page_size: int = 16
     """Tokens of one KV page."""
     max_num_batched_tokens: int = 2048
-    """Tokens of one engine step."""
+    """Most tokens of one engine step."""
     overlap: Annotated[bool, Parameter(negative="--no-overlap")] = True
     """Plan the next step while one runs."""
     prefix_caching: Annotated[bool, Parameter(negative="--no-prefix-caching")] = True
-    """Start requests from what is cached of their prefix."""
+    """Start requests from their cached prefixes."""
     partial_page_reuse: Annotated[bool, Parameter(negative="--no-partial-page-reuse")] = True
     """Copy the valid part of a cached page."""
     eviction: str = "lru"
-    """Which cached pages go first: lru, lfu, fifo, slru, or a name that a plugin offers."""
+    """Cached pages that go first: lru, lfu, fifo, slru, or a name that a plugin offers."""
     num_host_pages: int = 0
     """Pages in the host's memory for evicted and swapped-out KV."""
     preemption: str = "auto"
-    """auto, recompute or swap."""
+    """Treatment of preempted requests: auto, recompute or swap."""
     seed: int = 0
     """Key of the random prompts."""
     json: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
-    """Also write the result to this file; "-" prints JSON alone."""
+    """File to write the result to, beside the tables; "-" prints JSON alone."""
 
     def check(self) -> None:
-        """Raises `ConfigError` for a count that makes no sense or is beyond bounds."""
+        """Raise `ConfigError` for a count that makes no sense or is beyond bounds."""
         if not 1 <= self.num_prompts <= MAX_NUM_PROMPTS:
             raise ConfigError(
                 f"num_prompts must be in [1, {MAX_NUM_PROMPTS}], got {self.num_prompts}"
@@ -124,7 +127,7 @@ Answer = tuple[Usage, Timings]
 
 
 class LoopLag:
-    """A task that sleeps 1 ms at a time and records how late it wakes, in seconds.
+    """Task that sleeps 1 ms at a time and records how late it wakes, in seconds.
 
     It sees what any other task of the host program would see while the engine works.
     """
@@ -152,7 +155,9 @@ class LoopLag:
 def random_prompts(
     count: int, length: int, shared: int, vocab_size: int, seed: int
 ) -> list[list[int]]:
-    """`count` prompts of `length` ids below `vocab_size`, the first `shared` the same in all."""
+    """Return `count` prompts of `length` ids below `vocab_size`; the first `shared` ids are the
+    same in all.
+    """
     source = random.Random(seed)
     prefix = [source.randrange(vocab_size) for _ in range(shared)]
     return [
@@ -162,10 +167,9 @@ def random_prompts(
 
 
 async def measure(model: str, options: BenchOptions, concurrency: int) -> dict[str, Any]:
-    """Run the requests, at most `concurrency` at once; JSON-ready results.
+    """Run the requests, at most `concurrency` at once, and return JSON-ready results.
 
-    Raises `ConfigError` for a prompt and an answer that are together longer than the model's
-    context.
+    Raises `ConfigError` if a prompt and its answer are together longer than the model's context.
     """
     starts: list[Start] = []
     async with open_engine(
@@ -192,8 +196,8 @@ async def measure(model: str, options: BenchOptions, concurrency: int) -> dict[s
                 f"{engine.limits.max_model_len} of {Path(model).name}, "
                 f"got {length} + {options.output_len}"
             )
-        # The first request pays for what is built once: thread pool, kernels' choice, page faults.
-        # It shares nothing with the others, which find an empty prefix cache.
+        # The first request pays for what is built once: thread pool, choice of kernels, page
+        # faults. It shares nothing with the others, which find an empty prefix cache.
         (first,) = random_prompts(1, length, 0, vocab_size, options.seed + 1)
         await _answer(engine, first, min(2, options.output_len))
         before = engine.stats()
@@ -223,7 +227,7 @@ async def measure(model: str, options: BenchOptions, concurrency: int) -> dict[s
 
 
 def _growth(before: EngineStats, after: EngineStats) -> dict[str, Any]:
-    """Counters of a run, between two looks at them."""
+    """Return counters of a run, as differences between two snapshots."""
     return {
         "steps": after.steps_total - before.steps_total,
         "preemptions": after.preemptions_total - before.preemptions_total,
@@ -237,14 +241,14 @@ def _growth(before: EngineStats, after: EngineStats) -> dict[str, Any]:
 
 
 def _grown(before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """Guesses by their place, since `before`: there may have been fewer places."""
+    """Return draft tokens by their place since `before`, which may have fewer places."""
     return [late - early for early, late in zip_longest(before, after, fillvalue=0)]
 
 
 async def run_requests(
     engine: Engine, prompts: Sequence[list[int]], output_len: int, concurrency: int
 ) -> list[Answer]:
-    """Answers of `output_len` tokens to all prompts, at most `concurrency` at once."""
+    """Return answers of `output_len` tokens to all prompts, at most `concurrency` at once."""
     queue = iter(prompts)
     answers: list[Answer] = []
 
@@ -259,7 +263,7 @@ async def run_requests(
                 if started % STARTED_AT_ONCE == 0:
                     await asyncio.sleep(0)
     except BaseExceptionGroup as failures:
-        # The first failure cancelled the other workers; it alone is worth telling.
+        # The first failure cancelled the other workers; only it is worth reporting.
         raise failures.exceptions[0] from failures
     return answers
 
@@ -273,7 +277,7 @@ async def _answer(engine: Engine, prompt: list[int], output_len: int) -> Answer:
 
 
 def figures(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
-    """What was read and generated, per second of `seconds`, and how long requests took."""
+    """Return throughput over `seconds`, and the latencies of requests."""
     usages, timings = [usage for usage, _ in answers], [timings for _, timings in answers]
     prompt_tokens = sum(usage.prompt_tokens for usage in usages)
     output_tokens = sum(usage.completion_tokens for usage in usages)
@@ -304,7 +308,10 @@ def figures(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
 
 
 def host_share(before: EngineStats, after: EngineStats) -> dict[str, float]:
-    """What the engine's own work on the event loop took of the steps in between, one at least."""
+    """Return what the engine's own work on the event loop took of the steps between two snapshots.
+
+    There must be at least one step.
+    """
     spent = {
         part: getattr(after, f"{part}_seconds_total") - getattr(before, f"{part}_seconds_total")
         for part in ("planning", "commit", "delivery", "step")
@@ -321,7 +328,7 @@ def host_share(before: EngineStats, after: EngineStats) -> dict[str, float]:
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Mean, percentiles and maximum in milliseconds; None where nothing was measured."""
+    """Return mean, percentiles and maximum in milliseconds; None without measurements."""
     if not len(seconds):
         return None
     values = np.asarray(seconds) * 1000

@@ -1,5 +1,7 @@
-"""Writes a server's lines to stderr, on a thread: whoever reads them may be slow or stuck, and the
-event loop doesn't wait for that. Lines beyond a bound are dropped, and their number is told.
+"""Writer of a server's lines to stderr, on a thread of its own.
+
+The reader of stderr may be slow or stuck, and the event loop must not wait for it. Lines beyond a
+bound are dropped, and their number is reported.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from contextlib import suppress
 __all__ = ["LineHandler", "LogWriter"]
 
 MAX_LINES = 4096
-"""Lines that wait to be written."""
+"""Most lines that wait to be written."""
 CLOSE_SECONDS = 1.0
-"""Seconds that the end of a server waits for the last lines to be read."""
+"""Time that the end of a server waits for the last lines to be written, in seconds."""
 
 
 class LogWriter:
-    """Lines on their way to stderr. `put` may be called by any thread, and never waits."""
+    """Queue of lines for stderr. `put` may be called by any thread, and never waits."""
 
     def __init__(self, max_lines: int = MAX_LINES) -> None:
         self._lines: queue.Queue[str | None] = queue.Queue(max_lines)
@@ -30,7 +32,7 @@ class LogWriter:
         self._thread.start()
 
     def put(self, line: str) -> None:
-        """Write a line, soon. It is dropped where too many wait."""
+        """Write a line soon. It is dropped if too many wait."""
         with self._lock:
             lost = f"aioserve: {self._num_lost} lines were lost, as nobody read stderr\n"
             try:
@@ -42,7 +44,7 @@ class LogWriter:
                 self._num_lost += 1
 
     def close(self) -> None:
-        """Wait for the last lines to be written, for a while."""
+        """Wait a while for the last lines to be written."""
         with suppress(queue.Full):
             self._lines.put(None, timeout=CLOSE_SECONDS)
             self._thread.join(CLOSE_SECONDS)
@@ -54,7 +56,7 @@ class LogWriter:
 
 
 def _write(line: str) -> None:
-    """Past Python's buffer: a write that waits would keep its lock, which the exit needs."""
+    """Write past Python's buffer: a write that waits would keep its lock, which the exit needs."""
     stream = sys.stderr
     try:
         descriptor = stream.fileno()
@@ -67,7 +69,7 @@ def _write(line: str) -> None:
 
 
 class LineHandler(logging.Handler):
-    """Log records as lines of a writer."""
+    """Passes log records to a writer as lines."""
 
     def __init__(self, writer: LogWriter) -> None:
         super().__init__()

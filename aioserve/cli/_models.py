@@ -1,12 +1,11 @@
-"""From the word that names a model on the command line to what an `Engine` loads.
+"""Models by the word that names them on the command line.
 
-A directory, an embedded model, a hub id, which is downloaded where it isn't in the cache, or a
-`random:SHAPE`. Says what to type where the word is none of these.
+A word is a directory, a GGUF file, an embedded model, `random:SHAPE`, or a hub id, which is
+downloaded unless it is in the cache. For any other word, the error says what to type.
 
-`random:30m` and `random:0.6b` are Qwen3 models with random weights, for benchmarks: written once
-into the user's cache directory (`$XDG_CACHE_HOME` or `~/.cache`, under `aioserve/random`), in
-bfloat16,
-and found there again.
+Models with random weights, `random:30m` and `random:0.6b`, are Qwen3 in bfloat16, for benchmarks.
+They are written once into the user's cache directory: `$XDG_CACHE_HOME` or `~/.cache`, under
+`aioserve/random`.
 """
 
 from __future__ import annotations
@@ -75,12 +74,12 @@ COMMON: dict[str, Any] = {
 
 
 def model_or_random(model: str) -> str:
-    """`model` itself, or the directory of the random model that `random:SHAPE` stands for."""
+    """Return the directory of the random model `random:SHAPE`, or any other `model` unchanged."""
     return str(random_model(model.removeprefix(PREFIX))) if model.startswith(PREFIX) else model
 
 
 def random_model(shape: str) -> Path:
-    """The directory of the random model of that shape, written if it isn't there.
+    """Return the directory of the random model of a shape, written if it isn't there.
 
     Raises `ModelNotFoundError` for an unknown shape.
     """
@@ -96,7 +95,7 @@ def random_model(shape: str) -> Path:
 
     print(f"writing random weights to {directory}", file=sys.stderr)
     cache.mkdir(parents=True, exist_ok=True)
-    # Written beside and renamed, so that an interrupted run leaves no half model behind.
+    # Write beside and rename, so that an interrupted run leaves no half model behind.
     with tempfile.TemporaryDirectory(dir=cache) as temporary:
         written = write_random_model(Path(temporary) / "model", COMMON | SHAPES[shape])
         shutil.rmtree(directory, ignore_errors=True)
@@ -106,11 +105,11 @@ def random_model(shape: str) -> Path:
 
 EMBEDDED = "pyhelp"
 MOST_QUOTED_CHARS = 80
-"""A prompt that a message repeats has at most so many characters."""
+"""Most characters of a prompt that a message repeats."""
 
 
 def local_model(model: str) -> str:
-    """What an engine takes for `model`, once its files are on this machine.
+    """Return what an engine takes for `model`, once its files are on this machine.
 
     Writes random models and downloads hub ids. Raises `ModelNotFoundError` and `ModelError`.
     """
@@ -120,8 +119,10 @@ def local_model(model: str) -> str:
 
 
 def check_model(model: str) -> None:
-    """Raise `ModelNotFoundError` where `model` can be no model. Does nothing long: what is to be
-    downloaded counts as a model."""
+    """Raise `ModelNotFoundError` if `model` can't be a model.
+
+    It downloads nothing: a model that could be downloaded passes.
+    """
     if model.startswith(PREFIX) and model.removeprefix(PREFIX) in SHAPES:
         return
     if _to_download(model) is None:
@@ -129,8 +130,10 @@ def check_model(model: str) -> None:
 
 
 def check_first_word(model: str, prompt: str | None) -> None:
-    """Do as `check_model` for the words of `aioserve run`. The error says what to type, where they
-    are in another order, or the model was left out."""
+    """Do as `check_model` for the words of `aioserve run`.
+
+    If they are in the wrong order or the model is missing, the error says what to type.
+    """
     # A word such as `and/or` before the model is a prompt.
     if _to_download(model) is not None and prompt is not None and _is_here(prompt):
         raise ModelNotFoundError(_advice(model, prompt))
@@ -141,21 +144,23 @@ def check_first_word(model: str, prompt: str | None) -> None:
 
 
 def _to_download(model: str) -> HubName | None:
-    """The model to look for at the hub: it has the shape of a name there, and is nothing here."""
+    """Return the model to look for at the hub: a name of its shape that is nothing here."""
     name = HubName.of(model)
     if name is None or named_file(model) is not None or os.path.exists(expanded(model)):
         return None
     try:
         resolve(model)
     except ModelNotFoundError:
-        # Without the library the error of `resolve` names it, and where else was looked.
+        # Without the library, the error of `resolve` names it, and the other places searched.
         return name if find_spec("huggingface_hub") is not None else None
     return None
 
 
 def _advice(model: str, prompt: str | None, error: object = None) -> str | None:
-    """The command to type, where words are in another order or the model is missing. `error` says
-    what names a model."""
+    """Return the command to type if words are in the wrong order or the model is missing.
+
+    `error` says what names a model.
+    """
     if prompt is not None and _is_here(prompt):
         return (
             f"{shown(model)} is no model; the model comes first, type: "
@@ -184,7 +189,7 @@ def _is_here(name: str) -> bool:
 
 
 def _quoted(text: str) -> str:
-    """As a shell takes it."""
+    """Quote a text for a shell."""
     if len(text) > MOST_QUOTED_CHARS or not text.isprintable():
         return '"..."'
     quoted = shlex.quote(text)

@@ -1,6 +1,6 @@
-"""Numbers on the command line are plain: digits, a sign, and for floats a point and an exponent.
+"""Checks of numbers on the command line: digits, a sign, and for floats a point and an exponent.
 
-The parser's own conversion would round 1.5 to a count, and take 0x10, 1_000 and nan for numbers.
+The parser's own conversion would round 1.5 to a count, and accept 0x10, 1_000 and nan.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["MAX_DIGITS", "check_numbers", "is_count", "is_float"]
 MAX_DIGITS = 20
 """Most digits of a count: as many as 64 bits have."""
 MAX_CHARS = 40
-"""Longest text of a float."""
+"""Most characters of a float."""
 COUNT = re.compile(rf"[+-]?[0-9]{{1,{MAX_DIGITS}}}")
 FLOAT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def check_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Raise `ConfigError` naming the option for a word that is no number where one is expected."""
+    """Raise `ConfigError` naming the option if a word is no number and must be one."""
     for argument in arguments:
-        if argument.parameter.converter is not None:  # knows what it takes
+        if argument.parameter.converter is not None:  # its converter checks it
             continue
         kinds = (argument.hint, *get_args(argument.hint))
         for token in argument.tokens:
@@ -44,11 +44,11 @@ def check_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollec
 
 
 def is_count(text: str) -> bool:
-    """Whether it is a whole number, and not too long a one."""
+    """True if it is a whole number of at most `MAX_DIGITS` digits."""
     return COUNT.fullmatch(text) is not None
 
 
 def is_float(text: str) -> bool:
-    """Whether it is a finite decimal number, and not too long a one."""
+    """True if it is a finite decimal number of at most `MAX_CHARS` characters."""
     plain = len(text) <= MAX_CHARS and FLOAT.fullmatch(text) is not None
     return plain and math.isfinite(float(text))

@@ -1,5 +1,4 @@
-"""The projects that `aioserve plugins new` writes: a policy or a drafter that works, its tests, and
-how to go on.
+"""Projects that `aioserve plugins new` writes: a working policy or drafter, tests, and next steps.
 
 Knows nothing of what is installed.
 """
@@ -180,17 +179,17 @@ dist/
 
 
 class Kind(NamedTuple):
-    """What a project is for."""
+    """Kind of plugin that a project holds."""
 
     name: str
     about: str
     """Description of the project."""
     source: str
-    """Texts of files with places for names, as the next ones."""
+    """Texts of files with placeholders for names, like the next two."""
     tests: str
     readme: str
     steps: tuple[str, ...]
-    """What to do with it, beside installing it and running its tests."""
+    """Commands to run with it, beside installing it and running its tests."""
 
 
 KINDS = {
@@ -223,11 +222,12 @@ KINDS = {
 def write_project(
     name: str, parent: Path, taken: Collection[str], kind: str = "policy"
 ) -> tuple[Path, list[str]]:
-    """Write the project of a policy or drafter `name` below `parent`. Return its directory, and
-    what to do with it next: commands.
+    """Write the project of a policy or drafter `name` below `parent`.
 
-    Raises `ConfigError` for a name that can't be a module's or makes a class with a name of
-    aioserve's, is `taken` by a plugin or by another module, and for a directory that exists or
+    Returns its directory, and the commands to run with it next.
+
+    Raises `ConfigError` for a name that can't be a module's, or whose class would have a name of
+    aioserve's. Also if a plugin or another module has the name, and if the directory exists or
     can't be made.
     """
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:

@@ -1,4 +1,4 @@
-"""Text that a terminal shows and does nothing else with."""
+"""Text for a terminal that can't control it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ __all__ = ["printable"]
 
 
 def printable(text: str) -> str:
-    """The text with its lines and tabs, and with other characters that aren't printable as Python
-    spells them."""
+    """Return the text with unprintable characters as Python escapes; line ends and tabs stay."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

@@ -1,15 +1,15 @@
-"""The settings of `aioserve serve`, and where each value comes from.
+"""The settings of `aioserve serve`, and the sources of their values.
 
     flag > environment variable > file > default
 
-Which settings there are is read from the structs that check them: a new field becomes a flag, a
-variable and a key of the file by itself, and its docstring their help. This module knows names,
-types and sources; what a value may be is known by the structs.
+The settings are the fields of the structs that check them. A new field becomes a flag, a variable
+and a key of the file, and its docstring their help. This module knows names, types and sources; the
+structs know the allowed values.
 
-cyclopts' own sources of configuration don't do in its place: `Env` passes over a variable that no
-flag has, which is refused here. `Toml` takes a key of either table for any flag, and makes a text
-of each value, so that `page_size = "16"` would be as good as a number, and a list needs a flag for
-each entry.
+cyclopts' own sources of configuration don't fit. Its `Env` ignores a variable that no flag has,
+which is refused here. Its `Toml` takes a key of either table for any flag, and makes a text of each
+value. Then `page_size = "16"` would be as good as a number, and a list would need a flag for each
+entry.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ OTHER_VARIABLES = frozenset(
         "AIOSERVE_NUM_THREADS",
         "AIOSERVE_OPS",
         "AIOSERVE_PLUGINS",
-        # Of the test suite and of builds:
+        # Variables of the test suite and of builds:
         "AIOSERVE_FUZZ",
         "AIOSERVE_GPU_TESTS",
         "AIOSERVE_SANITIZE",
         "AIOSERVE_SANITIZED",
     }
 )
-"""Environment variables of ours that are no settings of a server."""
+"""Environment variables of ours that aren't settings of a server."""
 SERVICE_LINK = re.compile(
     r"AIOSERVE_(SERVICE_(HOST|PORT(_\w+)?)|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
@@ -74,12 +74,12 @@ FALSE = ("false", "no", "off", "0")
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A field of a struct that a field of another struct may hold."""
+    """Field of a struct that is itself the value of a field of another struct."""
 
     of: str
-    """The field that may hold the struct."""
+    """Field that may hold the struct."""
     kind: Any
-    """The struct. Its `of` makes one, or None, of what its fields are."""
+    """The struct. Its `of` makes one of its fields' values, or returns None."""
     name: str
 
 
@@ -90,21 +90,23 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Table of the file."""
     name: str
     kind: Any
-    """Its type: bool, int, float, str, a `Literal` of strs, a `Sequence` of these, or None too."""
+    """Type: bool, int, float, str, a `Literal` of strs, a `Sequence` of these, or one of them or
+    None.
+    """
     default: Any
     help: str
     is_secret: bool = False
-    """Its value is never shown."""
+    """True if its value is never shown."""
     is_argument: bool = False
-    """Not a flag, but the word behind the verb."""
+    """True if it is no flag, but the word behind the verb."""
     is_repeated: bool = False
-    """Its flag is given once for each entry, which may hold commas."""
+    """True if its flag is given once for each entry, which may hold commas."""
     part: Part | None = None
-    """What it is a part of, where it is no field of the struct itself."""
+    """Struct that it is a part of; None if it is a field of the main struct."""
 
     @property
     def flag(self) -> str:
-        """As it is written on the command line."""
+        """Name on the command line."""
         if self.is_argument:
             return self.name.upper()
         return "--" + self.name.replace("_", "-")
@@ -119,13 +121,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Value(msgspec.Struct, frozen=True):
-    """What a setting is, and the flag, variable, key of a file, or "default" that says so."""
+    """Value of a setting, and its origin: a flag, variable, key of a file, or "default"."""
 
     value: Any
     origin: str
 
 
-# -- which settings there are
+# -- the settings
 
 
 def settings_of(
@@ -136,8 +138,11 @@ def settings_of(
     secrets: Iterable[str] = (),
     leave_out: Iterable[str] = (),
 ) -> tuple[Setting, ...]:
-    """One for each field of a struct, or, for a field that may hold a struct, one for each of the
-    fields of that. Raises `TypeError` for a field whose type has no text."""
+    """Return a setting for each field of a struct.
+
+    A field that may hold a struct has one for each of that struct's fields. Raises `TypeError` for
+    a field whose type has no text.
+    """
     hints = typing.get_type_hints(kind)
     texts = docstrings(kind)
     found = []
@@ -164,15 +169,18 @@ def settings_of(
 
 
 def _struct_of(kind: Any) -> type[msgspec.Struct] | None:
-    """The struct that a field of this type may hold beside None."""
+    """Return the struct that a field of this type may hold beside None."""
     inner = get_args(kind)
     is_struct = len(inner) == 2 and inner[1] is type(None) and isinstance(inner[0], type)
     return inner[0] if is_struct and issubclass(inner[0], msgspec.Struct) else None
 
 
 def _parts_of(table: str, field: str, help: str, kind: type[msgspec.Struct]) -> Iterator[Setting]:
-    """Settings for the fields of a struct that `field` may hold. The first, without which there is
-    no such struct, goes by the name of `field`, the others have it before their own."""
+    """Yield settings for the fields of a struct that `field` may hold.
+
+    The first has the name of `field`, and there is no struct without it. The others have it as a
+    prefix.
+    """
     first, *others = settings_of(table, kind)
     yield msgspec.structs.replace(
         first,
@@ -188,7 +196,7 @@ def _parts_of(table: str, field: str, help: str, kind: type[msgspec.Struct]) -> 
 
 
 def docstrings(kind: type) -> dict[str, str]:
-    """The string under each field of a class and of those that it inherits from."""
+    """Return the docstring under each field of a class and of its bases."""
     texts = {}
     for base in reversed([base for base in kind.__mro__ if vars(base).get("__annotations__")]):
         [definition] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
@@ -205,7 +213,7 @@ def docstrings(kind: type) -> dict[str, str]:
     return texts
 
 
-# -- where values come from
+# -- sources of values
 
 
 def gather(
@@ -215,8 +223,11 @@ def gather(
     environment: Mapping[str, str],
     file: str | None,
 ) -> dict[str, Value]:
-    """The value of each setting, by its name. `flags` are those that were given, by name: texts, or
-    bools; `file` is the path of a TOML file. Raises `ConfigError` that names source and value."""
+    """Return the value of each setting, by its name.
+
+    `flags` are the given ones, by name: texts, or bools; `file` is the path of a TOML file. Raises
+    `ConfigError` that names source and value.
+    """
     known = {setting.name: setting for setting in settings}
     found = {setting.name: Value(setting.default, DEFAULT) for setting in settings}
     if file is not None:
@@ -315,7 +326,7 @@ def _home_of(key: str, settings: Sequence[Setting]) -> str:
 
 
 def _read(setting: Setting, text: str, where: str) -> Any:
-    """The value that a text stands for."""
+    """Return the value that a text stands for."""
     try:
         return _reader(setting.kind)(text)
     except ValueError as must:
@@ -328,7 +339,9 @@ def _read(setting: Setting, text: str, where: str) -> Any:
 
 
 def _reader(kind: Any) -> Callable[[str], Any]:
-    """What makes a value of a text; raises `ValueError` that says what the text must be."""
+    """Return the function that makes a value of a text. It raises `ValueError` that says what the
+    text must be.
+    """
     origin, inner = get_origin(kind), get_args(kind)
     if kind in _READERS:
         return _READERS[kind]
@@ -336,7 +349,7 @@ def _reader(kind: Any) -> Callable[[str], Any]:
         return str
     if origin in (types.UnionType, typing.Union) and len(inner) == 2 and inner[1] is type(None):
         read, is_sequence = _reader(inner[0]), get_origin(inner[0]) is not None
-        # Of several, none is an empty sequence already.
+        # For a sequence, "none" is already the empty sequence.
         return read if is_sequence else lambda text: None if text == "none" else read(text)
     if origin is Sequence and inner[0] in _READERS:
         return lambda text: _entries(text, _READERS[inner[0]])
@@ -371,7 +384,7 @@ _READERS: dict[Any, Callable[[str], Any]] = {bool: _bool, int: _int, float: _flo
 
 
 def _typed(setting: Setting, value: Any, where: str) -> Any:
-    """A value of the file, if it is of the setting's type."""
+    """Return a value of the file if it has the setting's type."""
     try:
         return msgspec.convert(value, setting.kind, strict=True)
     except msgspec.ValidationError as error:
@@ -384,11 +397,11 @@ def _typed(setting: Setting, value: Any, where: str) -> Any:
         ) from None
 
 
-# -- to what they are for
+# -- making structs of values
 
 
 def made(kind: Callable[..., T], values: Mapping[str, Value], settings: Iterable[Setting]) -> T:
-    """A `kind` of those values that somebody gave. What it refuses is told with its origin."""
+    """Make a `kind` of the values that were given. An error names the value's origin."""
     given: dict[str, Value] = {}
     parts: dict[tuple[str, Any], dict[str, Value]] = {}
     for setting in settings:
@@ -418,8 +431,10 @@ def _made(kind: Callable[..., T], given: Mapping[str, Value]) -> T:
 
 
 def shown_settings(settings: Sequence[Setting], values: Mapping[str, Value]) -> str:
-    """Every value and where it comes from, as a file that says the same, but for secrets, and for
-    values that are None, which TOML has no word for: these are comments."""
+    """Return every value with its origin, as a TOML file that sets the same.
+
+    Secrets and None, which TOML has no word for, are comments.
+    """
     lines: list[str] = []
     for table in dict.fromkeys(setting.table for setting in settings):
         rows = []

@@ -1,4 +1,4 @@
-"""Parts of `simulate` and `sweep` alike: flags, checks of them, and what is said of a run."""
+"""Common parts of `simulate` and `sweep`: flags, their checks, and output about a run."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFlags(TrialOptions):
-    """What is tried."""
+    """Options for what is tried."""
 
     policy: Sequence[str] = ("fcfs",)
-    """A scheduling policy, fcfs when not given, or NAME:OPTION=VALUE,OPTION=VALUE, or a class of
-    yours as FILE.py:CLASS. May be given several times."""
+    """Scheduling policy, fcfs when not given, with options if you like:
+    NAME:OPTION=VALUE,OPTION=VALUE. Or a class of yours: FILE.py:CLASS. May be given several times.
+    """
     synthetic: str | None = None
-    """A made-up workload in place of a trace: prefix-trees, conversations, bursts, tenants or
-    heavy-tails."""
+    """Made-up workload in place of a trace: prefix-trees, conversations, bursts, tenants or
+    heavy-tails.
+    """
     requests: Path | None = None
     """Write a line for each request to this file, *.csv or *.jsonl."""
     json: bool = False
@@ -71,7 +73,7 @@ SPECULATION_FLAGS = ("speculation_max_tokens", "acceptance")
 
 
 def as_json(options: WorkloadOptions, flags: Sequence[str]) -> dict[str, Any]:
-    """Values of all flags, for the results; those of guesses only where there are any."""
+    """Return values of all flags, for the results. Those of speculation are left out without it."""
     values = {name: getattr(options, name) for name in flags}
     if not values.get("speculation_max_tokens"):
         values = {name: values[name] for name in values if name not in SPECULATION_FLAGS}
@@ -81,8 +83,10 @@ def as_json(options: WorkloadOptions, flags: Sequence[str]) -> dict[str, Any]:
 def command_line(
     verb: str, trace: Path | None, options: WorkloadOptions, flags: Sequence[str]
 ) -> str:
-    """The command that gives these options, those left out that are as by default. `verb` may be
-    several words."""
+    """Return the command that gives these options, without options at their defaults.
+
+    `verb` may be several words.
+    """
     words = ["aioserve", *verb.split(), *([] if trace is None else [str(trace)])]
     defaults = {field.name: field.default for field in fields(options)}
     for field in flags:
@@ -98,8 +102,10 @@ def command_line(
 
 
 def source_of(trace: Path | None, flags: TrialFlags) -> Path | str:
-    """The trace's file, or the name of a made-up workload. Raises `ConfigError` unless one is
-    given."""
+    """Return the trace's file, or the name of a made-up workload.
+
+    Raises `ConfigError` unless exactly one is given.
+    """
     if trace is not None and flags.synthetic is None:
         return trace
     if trace is None and flags.synthetic is not None:
@@ -113,15 +119,17 @@ def source_of(trace: Path | None, flags: TrialFlags) -> Path | str:
 
 
 def check_policies(policies: Sequence[str]) -> None:
-    """Raise `ConfigError` for one that is given twice."""
+    """Raise `ConfigError` for a policy that is given twice."""
     for name in policies:
         if policies.count(name) > 1:
             raise ConfigError(f"policy {name!r} is given {policies.count(name)} times")
 
 
 def check_files(trace: Path | None, **wanted: Path | None) -> None:
-    """Raise `ConfigError` unless these files, by their options, can be written where they are
-    wanted, and none of them is the trace or another one. A file that is there stays as it is."""
+    """Raise `ConfigError` unless these files, by their options, can be written.
+
+    None may be the trace or another one of them. An existing file is left as it is.
+    """
     others = {} if trace is None else {"the trace": trace}
     for option, path in wanted.items():
         if path is None:
@@ -151,7 +159,7 @@ def facts_of(
 
 
 def say_what_is_unknown(machine: Machine, options: TrialOptions) -> None:
-    """A line on stderr about what a cost table doesn't tell, and what is done about it."""
+    """Print a line on stderr about what a cost table lacks, and what is assumed instead."""
     table = machine.cost
     if not isinstance(table, CostTable):
         return
@@ -173,8 +181,7 @@ def say_what_is_unknown(machine: Machine, options: TrialOptions) -> None:
 
 
 def warn_of_long_contexts(cost: CostModel, options: TrialOptions) -> None:
-    """A line on stderr where requests may be longer than those that a cost table was measured
-    with."""
+    """Warn on stderr if requests may have longer contexts than a cost table was measured with."""
     given = options.max_model_len
     if given is None or not isinstance(cost, CostTable):
         return
@@ -192,8 +199,9 @@ def warn_of_long_contexts(cost: CostModel, options: TrialOptions) -> None:
 
 
 def warn_of_steps_outside(options: TrialOptions, found: Iterable[tuple[str, Metrics]]) -> None:
-    """A line on stderr, where there are any, about the run with the largest share of steps that the
-    table wasn't measured for. Each comes with its name."""
+    """Warn on stderr about the named run with the largest share of steps outside the cost table, if
+    any.
+    """
     outsides = [
         (metrics.steps_outside, metrics.steps, name)
         for name, metrics in found
@@ -214,4 +222,4 @@ def warn(text: str) -> None:
 
 
 def _name_of(options: TrialOptions) -> str:
-    return options.cost_table or "a cost table"  # of several where a sweep varies it
+    return options.cost_table or "a cost table"  # several if a sweep varies it

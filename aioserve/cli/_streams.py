@@ -1,5 +1,6 @@
-"""The three standard streams, as a shell or another program left them: closed, full, without a
-reader, or with bytes that are no text.
+"""The three standard streams, in any state that a shell or another program leaves them in.
+
+They may be closed, full, without a reader, or hold bytes that are no text.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ __all__ = [
 MAX_PROMPT_CHARS = 1 << 24
 WIDTH_OF_FILES = 10_000
 MAX_LINE_CHARS = 2000
-"""Longest line of an error."""
+"""Most characters of an error's line."""
 
 
 def open_streams() -> bool:
-    """Give this process those streams that it was started without: nothing to read, and nobody who
-    reads. So no file that it opens takes their descriptors. Returns whether stdout was there."""
+    """Open missing standard streams on the null device; return True if stdout was there.
+
+    Otherwise a file that the process opens would take their descriptors.
+    """
     there = sys.stdout is not None
     # In this order: each takes the lowest descriptor that is free.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -53,7 +56,9 @@ def open_streams() -> bool:
 
 
 def discard_unwritten() -> None:
-    """Python flushes once more on exit; what failed once must not fail a second time."""
+    """Flush, and discard what can't be written: Python flushes again on exit and must not fail
+    then.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -63,11 +68,11 @@ def discard_unwritten() -> None:
 
 
 def read_prompt() -> str:
-    """All of stdin. Raises `InvalidPromptError` for what is too long or no text."""
+    """Return all of stdin. Raises `InvalidPromptError` if it is too long or no text."""
     if not isinstance(sys.stdin, io.TextIOWrapper):
         return sys.stdin.read()  # a program that calls `main` put it there
     encoding = sys.stdin.encoding
-    # At most four bytes make a character, in every encoding that a locale has.
+    # A character has at most four bytes in every encoding that a locale has.
     data = sys.stdin.buffer.read(4 * MAX_PROMPT_CHARS + 1)
     text = "" if len(data) > 4 * MAX_PROMPT_CHARS else decoded(data, encoding, "prompt")
     if len(data) > 4 * MAX_PROMPT_CHARS or len(text) > MAX_PROMPT_CHARS:
@@ -78,7 +83,7 @@ def read_prompt() -> str:
 
 
 def decoded(data: bytes | bytearray, encoding: str, what: str) -> str:
-    """The text that was read. Raises `InvalidPromptError` where it is none."""
+    """Decode what was read. Raises `InvalidPromptError` if it is no text."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
@@ -89,10 +94,12 @@ def decoded(data: bytes | bytearray, encoding: str, what: str) -> str:
 
 
 def check_output(option: str, path: Path) -> None:
-    """Raise `ConfigError` for a file that can't be written, before what it is for takes minutes. A
-    file that is there stays as it is."""
+    """Raise `ConfigError` for a file that can't be written, before minutes of work for it.
+
+    An existing file is left as it is.
+    """
     try:
-        if path.is_fifo():  # to open it waits for a reader
+        if path.is_fifo():  # opening it waits for a reader
             return
         was_there = path.exists()
         path.open("ab").close()
@@ -103,8 +110,10 @@ def check_output(option: str, path: Path) -> None:
 
 
 def json_text(value: object, indent: int = 2) -> str:
-    """JSON of dicts, lists and structs, in ASCII: names of files need not be text. JSON has no
-    infinite numbers: they become null."""
+    """Return JSON of dicts, lists and structs, in ASCII: file names need not be text.
+
+    Infinite numbers, which JSON lacks, become null.
+    """
     import msgspec
 
     return json.dumps(_finite(msgspec.to_builtins(value)), indent=indent, allow_nan=False)
@@ -119,8 +128,10 @@ def _finite(value: Any) -> Any:
 
 
 def table_console() -> Console:
-    """stdout, for tables: a file has room for all columns, and a narrow terminal for all digits on
-    more lines."""
+    """Return a console on stdout for tables.
+
+    A file has room for all columns. A narrow terminal shows all digits, on more lines.
+    """
     from aioserve.cli._console import plain_console
 
     width = None if sys.stdout.isatty() else WIDTH_OF_FILES
@@ -128,7 +139,7 @@ def table_console() -> Console:
 
 
 def one_line(error: object) -> str:
-    """What an error says, in one line that a terminal can show."""
+    """Return an error's message in one line that a terminal can show."""
     text = str(error)
     if len(text) > MAX_LINE_CHARS:
         text = f"{text[: MAX_LINE_CHARS // 2]} ... {text[-MAX_LINE_CHARS // 2 :]}"
@@ -136,5 +147,5 @@ def one_line(error: object) -> str:
 
 
 def answer_text(text: str) -> str:
-    """A piece of a model's answer as stdout gets it: a file as it is, a terminal `printable`."""
+    """Return a piece of an answer for stdout: unchanged for a file, `printable` for a terminal."""
     return printable(text) if sys.stdout.isatty() else text

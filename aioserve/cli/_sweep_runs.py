@@ -1,7 +1,7 @@
-"""The runs of a sweep: which there are, and how they come back from processes of their own.
+"""The runs of a sweep: their list, and how their results come back from processes.
 
-Processes are spawned: each imports what it needs anew, so that nothing of this one is copied half
-way. They hear of no Ctrl-C; this one ends them, and they end by themselves where it is gone.
+Processes are spawned: each imports what it needs anew, so nothing of this process is copied half
+way. They don't receive Ctrl-C. This process ends them, and they end by themselves if it is gone.
 """
 
 from __future__ import annotations
@@ -44,29 +44,33 @@ HEARS_SIGNALS_SECONDS = 0.5
 MAX_CELLS = 100_000
 DEFAULT_SEEDS = 3
 NOT_VARIED = ("num_requests", "arrivals", "closed_loop", "priority", "predictor")
-"""What makes another workload: of which one can't say that it comes at another rate."""
+"""Options that make another workload. Such a workload isn't the same one at another rate."""
 WITHOUT_GUESSES: dict[str, Any] = {"acceptance": None}
-"""What becomes of `--acceptance` in a variant that guesses nothing."""
+"""Value of `--acceptance` in a variant without draft tokens."""
 KINDS = {kind.__name__: kind for kind in (ConfigError, PluginError, TraceError)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(TrialFlags):
-    """What to run."""
+    """Options for what to run."""
 
     rates: str | None = None
     """Rates with commas between them, as 2,4,8. Not given: as recorded, or 4."""
     seeds: int | None = None
-    """Number of seeds, counted from 0. Not given: 3 where something is drawn, and else 1."""
+    """Number of seeds, counted from 0. Not given: 3 if something is drawn, else 1."""
     vary: Sequence[str] = ()
-    """NAME=VALUE,VALUE: an option of the engine or the machine that is tried with each value, as
-    max_num_seqs=64,256. May be given several times."""
+    """Option of the engine or the machine to try with each value, as NAME=VALUE,VALUE:
+    max_num_seqs=64,256, say. May be given several times.
+    """
     slo: str | None = None
-    """What is promised, as ttft_p99=2,tpot_p99=0.1 in seconds, or attainment=0.9 for the share of
-    requests that meet their targets: adds the largest rate up to which all seeds keep it."""
+    """Promise to keep: ttft_p99=2,tpot_p99=0.1 in seconds, say, or attainment=0.9 for the share of
+    requests that meet their targets. The results then include the largest rate up to which all
+    seeds keep it.
+    """
     refine: int = 0
-    """How often to try the rate halfway between the largest that keeps --slo and the next one, for
-    each policy and each set of options."""
+    """Times to try the rate halfway between the largest that keeps --slo and the next one. For each
+    policy and set of options.
+    """
     jobs: int | None = None
     """Processes that run at once. Not given: as many as there are processors."""
     csv: Path | None = None
@@ -84,34 +88,35 @@ class Cell:
     rate: float | None
     seed: int
     varied: str
-    """What was varied, as `max_num_seqs=64`; empty without."""
+    """Varied options, as `max_num_seqs=64`; empty without."""
     options: TrialOptions
     requests: Path | None
-    """Where lines about requests go; only its name counts here."""
+    """File of lines about requests; only its name is used here."""
 
 
 class Done(NamedTuple):
-    """What comes back of a run: no records, of which there may be millions."""
+    """Results of a run, without its records: there may be millions."""
 
     metrics: Metrics
     arrived_rate: float
-    """Requests that came in a second."""
+    """Requests that arrived per second."""
     lines: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What there is to choose a run from."""
+    """All dimensions of a sweep's runs."""
 
     source: str | Path
     options: SweepOptions
     variants: dict[str, dict[str, Any]]
-    """Options of each variant, by the text that tells it from the others, as `max_num_seqs=64`. The
-    text is empty where nothing varies."""
+    """Options of each variant, by the text that distinguishes it, as `max_num_seqs=64`. The text is
+    empty if nothing varies.
+    """
     rates: list[float | None]
     seeds: int
     draws: dict[str, bool]
-    """Whether a seed changes anything, by variant."""
+    """True if a seed changes anything, by variant."""
 
     def cells(self) -> list[Cell]:
         return [
@@ -123,7 +128,7 @@ class Grid:
         ]
 
     def at(self, policy: str, varied: str, rate: float | None) -> list[Cell]:
-        """A run for each seed, or the one that there is."""
+        """Return a run for each seed, or the only one if nothing is drawn."""
         chosen, draws = self.variants[varied], self.draws[varied]
         return [
             Cell(
@@ -139,7 +144,7 @@ class Grid:
         ]
 
     def tables(self) -> list[tuple[CostTable, TrialOptions]]:
-        """Each cost table that is tried, with the longest context that it is tried with."""
+        """Return each cost table with the longest context that it is tried with."""
         longest: dict[str, TrialOptions] = {}
         for chosen in self.variants.values():
             tried = replace(self.options, **chosen)
@@ -152,7 +157,7 @@ class Grid:
 
 
 def grid_of(trace: Path | None, options: SweepOptions) -> tuple[Grid, Trial]:
-    """All runs, and the first one's workload, made here: what is wrong with it is said at once."""
+    """Return all runs, and the trial of the first: an error in its workload is raised at once."""
     source = source_of(trace, options)
     registry = PluginRegistry()
     registry.check_selected()
@@ -184,7 +189,7 @@ def grid_of(trace: Path | None, options: SweepOptions) -> tuple[Grid, Trial]:
 
 
 def _draws(trial: Trial, source: str | Path, chosen: Mapping[str, Any]) -> bool:
-    """Whether a seed changes anything in a variant."""
+    """True if a seed changes anything in a variant."""
     guesses = chosen.get("speculation_max_tokens", trial.options.speculation_max_tokens)
     return trial.machine.noise_seed is not None or trial.options.draws(source) or guesses != 0
 
@@ -208,7 +213,7 @@ def _rates(text: str | None) -> list[float | None]:
 
 
 def _variants(vary: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Every combination of the values, by what tells it. Raises `ConfigError`."""
+    """Return every combination of the values, by its text. Raises `ConfigError`."""
     hints = get_type_hints(TrialOptions)
     known = [name for name in TRIAL_FLAGS if name in hints and name not in NOT_VARIED]
     values: dict[str, list[Any]] = {}
@@ -244,15 +249,18 @@ def _value(name: str, text: str, hint: Any) -> Any:
 
 
 class _Failed(NamedTuple):
-    """An error of ours, as text: not every error can be sent from one process to another."""
+    """An error of ours, as text: some errors can't be sent from one process to another."""
 
     kind: str
     message: str
 
 
 class Workers:
-    """Up to `jobs` processes that share the runs. Each starts when it is first needed and stays
-    until the end: use this as a context manager. With one job, runs are in this process."""
+    """Pool of up to `jobs` processes that share the runs; a context manager.
+
+    A process starts when it is first needed and stays until the end. With one job, runs are in this
+    process.
+    """
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
@@ -264,7 +272,7 @@ class Workers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """They are gone afterwards, whatever they were about."""
+        """End the processes, whatever they are doing."""
         if self._pool is None:
             return
         if kind is None:
@@ -273,8 +281,8 @@ class Workers:
         started = set(multiprocessing.active_children()) - self._others
         for process in started:
             process.terminate()
-        # It waits: where the interpreter ends meanwhile, the pool's own thread closes what the
-        # interpreter writes to.
+        # Wait for the pool: otherwise, if the interpreter ends meanwhile, the pool's own thread
+        # closes what the interpreter writes to.
         self._pool.shutdown(cancel_futures=True)
         for process in started:
             process.join()
@@ -282,8 +290,11 @@ class Workers:
     def run(
         self, cells: Sequence[Cell], on_progress: OnProgress | None = None
     ) -> Generator[Done, None, None]:
-        """What came of each, in their order. `on_progress(count, total)` is told how many have
-        ended. Raises what a run raised."""
+        """Yield the results of the runs, in their order.
+
+        `on_progress(count, total)` receives the number of runs that have ended. Raises what a run
+        raised.
+        """
         if self._jobs == 1 or len(cells) == 1:
             for count, cell in enumerate(cells, 1):
                 done = run_cell(cell)
@@ -316,7 +327,7 @@ class Workers:
 
 
 def run_cell(cell: Cell) -> Done:
-    """One run, here and now."""
+    """Run one cell in this process."""
     trial = Trial(cell.source, cell.options)
     result, metrics = trial.run(cell.policy)
     lines = ""
@@ -334,8 +345,11 @@ def run_cell(cell: Cell) -> Done:
 
 
 def _begin_process() -> None:
-    """What policies print belongs to no table. And where the first process is killed, nobody tells
-    this one to end."""
+    """Prepare a process of the pool.
+
+    Output of policies goes to stderr, as it belongs to no table. The process ends itself if the
+    first process is killed: nobody else would end it.
+    """
     sys.stdout = sys.stderr
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -354,10 +368,10 @@ def _run_in_process(cell: Cell) -> Done | _Failed:
 
 
 def _as_completed(futures: Sequence[Future[T]]) -> Iterator[Future[T]]:
-    """The futures in the order in which they end.
+    """Yield the futures in the order in which they end.
 
-    It waits for a while at a time: Python hears of a signal that came just before a wait when that
-    is over, and a run may take hours.
+    Each wait is short, as a run may take hours. Python handles a signal that came just before a
+    wait only when the wait is over.
     """
     ended: SimpleQueue[Future[T]] = SimpleQueue()
     for future in futures:
@@ -384,8 +398,11 @@ def _result_of(future: Future[Done | _Failed]) -> Done:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C is heard of afterwards: this thread blocks it, and where another one takes it, which
-    the kernel may choose, Python has a handler that only takes note."""
+    """Defer Ctrl-C until the end of the block.
+
+    This thread blocks the signal. The kernel may give it to another thread, so Python has a handler
+    that only records it.
+    """
     noted: list[int] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     handler = signal.signal(signal.SIGINT, lambda signum, _: noted.append(signum))

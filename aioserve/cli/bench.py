@@ -1,7 +1,9 @@
-"""`aioserve bench throughput|latency MODEL`: random prompts through one engine in this process.
-`aioserve bench serve URL`: a load for a server.
+"""`aioserve bench`: random prompts through one engine in this process, or a load for a server.
 
-Prints a table, JSON, or both; the measuring itself is in `_load.py` and `_http_load`.
+    aioserve bench throughput|latency MODEL
+    aioserve bench serve URL
+
+Prints a table, JSON, or both. The measurements are in `_load.py` and `_http_load`.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ def serve(url: str, trace: Path | None = None, /, **flags: Any) -> None:
     """Times to first token, per output token and of whole answers of a server, under load.
 
     Args:
-        url: Where a server of completions listens, as http://127.0.0.1:8000.
+
+        url: Address of a server of completions, as http://127.0.0.1:8000.
         trace: A file of requests, as `aioserve simulate` reads it; random prompts when not given.
     """
     options = LoadOptions(**flags)
@@ -102,7 +105,7 @@ app.command(serve, usage="Usage: aioserve bench serve URL [TRACE] [OPTIONS]")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Makes loops of uvloop, where what servers need is installed."""
+    """Return a function that makes uvloop's loops, if the server's packages are installed."""
     try:
         from aioserve.server.running import new_event_loop
     except ModuleNotFoundError:
@@ -113,7 +116,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def _bench(kind: str, model: str, options: BenchOptions) -> None:
     options.check()
     concurrency = options.concurrency or (options.num_prompts if kind == "throughput" else 1)
-    with redirect_stdout(sys.stderr):  # what a policy prints is no result
+    with redirect_stdout(sys.stderr):  # output of a policy is no result
         result = {"kind": kind} | asyncio.run(measure(model, options, concurrency))
     text = json.dumps(result, indent=2)
     if options.json == "-":

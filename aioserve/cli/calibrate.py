@@ -1,6 +1,6 @@
-"""`aioserve calibrate MODEL -o table.json`: what steps take here, for the simulator.
+"""`aioserve calibrate MODEL -o table.json`: measures step times on this machine, for the simulator.
 
-How steps are measured is in `_calibration.py`, how they are fitted in `aioserve.simulation`.
+Steps are measured in `_calibration.py` and fitted in `aioserve.simulation`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ UNKNOWN_LENGTH = 1 << 30
 """Length of the model's context, before it is loaded."""
 THOROUGH_CONTEXTS = 4
 CONTEXTS_OF_A_GPU = 8
-"""Times the contexts that are measured: what prompts take to be computed is what limits them."""
+"""Factor of the measured contexts on a GPU. The time to compute prompts limits them."""
 MIXED_REQUESTS = 48
 """Random requests after each pass over the grid."""
 
@@ -74,20 +74,21 @@ def calibrate(
 ) -> None:
     """Measure what the engine's steps take with a model on this machine, and write a cost table.
 
-    A table that is far off the steps that it was not made of is written too; the exit code is 1.
+    A table that predicts held-out steps badly is written too; the exit code is then 1.
 
     Args:
+
         model: A model directory, a GGUF file, an embedded model (pyhelp), random:30m, random:0.6b,
-            or a hub id, which is downloaded where it isn't in the local cache.
+            or a hub id, which is downloaded unless it is in the local cache.
         output: The file for `aioserve simulate --cost-table`.
         thorough: Measure four times as long, and with contexts of four times as many tokens.
         max_num_seqs: Most sequences that decode at once.
-        max_num_batched_tokens: Tokens of one step.
-        max_model_len: Longest context that is measured; all that the model has when not given.
+        max_num_batched_tokens: Most tokens of one step.
+        max_model_len: Longest context that is measured; the model's longest when not given.
         page_size: Tokens of one KV page.
         dtype: Data type of the weights: auto, float32, bfloat16 or, on a GPU, float16.
         overlap: Plan a step while the one before is running.
-        seed: Decides the order of the measurements and what the held-out steps are.
+        seed: Key of the order of the measurements and of the held-out steps.
     """
     if seed < 0:
         raise ConfigError(f"seed must be at least 0, got {seed}")
@@ -194,7 +195,7 @@ def _grid_of(options: dict[str, Any], kv: MeasuredKV, *, is_gpu: bool, thorough:
 
 
 def _kv_of(loaded: dict[str, Any], limits: ModelLimits, options: dict[str, Any]) -> MeasuredKV:
-    """As an engine has it that isn't being measured: with no sequence slots but its own."""
+    """Return the KV memory of an engine that isn't being measured, so without the extra slots."""
     page_size, num_bytes = options["page_size"], loaded.get("kv_cache_bytes")
     windows = {"num_window_groups": limits.num_window_groups, "window": limits.window}
     used = pages_of_engine(
@@ -220,7 +221,7 @@ def _place(measured: dict[str, Any]) -> str:
 
 
 def _range(table: CostTableFile) -> str:
-    """Up to which context steps were measured, and how they vary."""
+    """Return how far contexts were measured, and how steps vary."""
     told: list[str] = []
     if table.kv is not None and table.max_context_tokens is not None:
         batch = table.decode_batch[-1]

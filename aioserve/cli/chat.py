@@ -1,12 +1,12 @@
 """`aioserve chat MODEL`: a conversation in the terminal.
 
-Ctrl-C stops an answer that is being written and keeps what was said; at the prompt it leaves, as
-Ctrl-D does.
+Ctrl-C stops an answer that is being written and keeps its text. At the prompt it leaves, like
+Ctrl-D.
 
-Each read of a line has a thread of its own, a daemon: nothing can wake a thread that waits for a
-key, and it must not keep the program from ending. With a terminal on both sides the line can be
-edited (readline); otherwise bytes are read unbuffered, because a thread inside a buffered stdin
-would abort the interpreter's shutdown.
+Each read of a line has a daemon thread of its own. Nothing can wake a thread that waits for a key,
+and it must not keep the program from ending. With a terminal on both sides the line can be edited
+(readline). Otherwise bytes are read unbuffered: a thread inside a buffered stdin would abort the
+interpreter's shutdown.
 """
 
 from __future__ import annotations
@@ -64,17 +64,18 @@ def chat(
     """Talk to a model in turns; /help lists the commands.
 
     Args:
+
         model: A model directory, a GGUF file, an embedded model (pyhelp), or a hub id, which is
-            downloaded where it isn't in the local cache.
+            downloaded unless it is in the local cache.
         system: The system message.
         max_tokens: End each answer after this many tokens.
         temperature: 0 always takes the most likely token; higher is more random.
-        top_p: Sample from the smallest set of tokens with this probability in sum.
+        top_p: Sample from the smallest set of tokens whose probabilities sum to this.
         top_k: Sample from this many most likely tokens.
         seed: Repeat sampled answers.
         chat_template: A file with a chat template, in place of the model's own.
-        on: Where the model runs.
-        verbose: Say on stderr what the start took, by part.
+        on: Device options of the model.
+        verbose: Print on stderr how long each part of the start took.
     """
     given = given_params(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
@@ -109,7 +110,7 @@ async def converse(opening: Opening, system: str | None) -> None:
 
 
 class _Interrupts:
-    """Ctrl-C cancels the one thing that is being waited for, not the program."""
+    """Ctrl-C cancels the task that is being waited for, not the program."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -123,13 +124,13 @@ class _Interrupts:
         self._loop.remove_signal_handler(signal.SIGINT)
 
     async def stoppable(self, work: Any) -> Any:
-        """The result of a coroutine; None when Ctrl-C ended it."""
+        """Return the result of a coroutine; None if Ctrl-C ended it."""
         self._task = task = asyncio.ensure_future(work)
         try:
             await asyncio.wait([task])
         finally:
             self._task = None
-            task.cancel()  # only does something when this program itself is being cancelled
+            task.cancel()  # only has an effect if this program itself is being cancelled
         return None if task.cancelled() else task.result()
 
     def _interrupt(self) -> None:
@@ -138,7 +139,7 @@ class _Interrupts:
 
 
 class _Conversation:
-    """The messages so far, and how one more turn goes."""
+    """Messages so far, and the exchange of one more turn."""
 
     def __init__(self, engine: Engine, system: str | None, params: SamplingParams) -> None:
         self._engine = engine
@@ -194,7 +195,9 @@ def _note(text: str) -> None:
 
 
 class LinePrompt:
-    """Lines typed by a person; as a context manager it restores the terminal's settings."""
+    """Reader of lines that a person types. As a context manager it restores the terminal's
+    settings.
+    """
 
     def __init__(self) -> None:
         self._interactive = sys.stdin.isatty() and sys.stdout.isatty()
@@ -214,7 +217,7 @@ class LinePrompt:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._settings)
 
     async def read(self, prompt: str) -> str | None:
-        """The next line without its end; None at the end of input (Ctrl-D).
+        """Return the next line without its end; None at the end of input (Ctrl-D).
 
         Raises `InvalidPromptError` for a line that is too long or no text.
         """

@@ -1,5 +1,6 @@
-"""`aioserve doctor [MODEL]`: what this machine and this installation have. Every probe fails alone;
-what is missing is no error, but for the model that is named.
+"""`aioserve doctor [MODEL]`: shows what this machine and this installation have.
+
+Every probe fails alone. Missing parts are no error, except the model that is named.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ def doctor(model: str | None = None, /, *, digests: bool = False, json: bool = F
     """Show what was found: instruction sets, threads, torch, packages for GPUs, policies, models.
 
     Args:
-        model: Show whether this model can be run, too: a model directory, a GGUF file, an embedded
+
+        model: Also show if this model can be run: a model directory, a GGUF file, an embedded
             model, or a hub id in the local cache.
-        digests: Show SHA-256 digests of the model, too, which is all read for them: of its weights
-            as they are stored, and of what is computed with them. Two machines whose digests are
-            the same have the same model, whatever its files are called; neither digest tells of
-            the tokenizer or the chat template.
+        digests: Also show SHA-256 digests of the model: of its weights as they are stored, and of
+            what is computed with them. All weights are read for that. Equal digests on two machines
+            mean the same model, whatever its files are called. Neither digest covers the tokenizer
+            or the chat template.
         json: Print JSON instead of a table.
     """
     if digests and model is None:
@@ -82,7 +84,9 @@ Facts = dict[str, Any]
 
 
 def everything() -> dict[str, Facts]:
-    """All sections of `aioserve doctor`. A probe that fails shows its error in its section."""
+    """Return all sections of `aioserve doctor`. A probe that fails shows its error in its
+    section.
+    """
     probes: dict[str, Callable[[], Facts]] = {
         "aioserve": _installation,
         "cpu": _cpu,
@@ -101,8 +105,11 @@ def everything() -> dict[str, Facts]:
 
 
 def facts_of_model(name: str) -> Facts:
-    """Where a model is, and what its files say. What is wrong with them is a fact, too; raises
-    `ModelNotFoundError` where there is no such model."""
+    """Return the path of a model, and facts of its files.
+
+    Problems of the files are facts too. Raises `ModelNotFoundError` if there is no model of that
+    name.
+    """
     path = resolve(name)
     facts = {"name": name, "path": str(path)}
     return facts | _guarded(lambda: _facts_of_files(model_files(path)))
@@ -135,7 +142,7 @@ def _digests(files: ModelFiles) -> Facts:
 
 
 def _formats(files: ModelFiles) -> Facts:
-    """Formats of the weights, and how much each takes on a CPU."""
+    """Return the formats of the weights, with the memory that each takes on a CPU."""
     try:
         formats = weights_of(files).on_cpu.formats
     except ModelError as error:
@@ -148,13 +155,13 @@ def _formats(files: ModelFiles) -> Facts:
 
 
 def compute_facts() -> Facts:
-    """What decides how fast steps are, in one line: for benchmark results."""
+    """Return what determines the speed of steps, in one line: for benchmark results."""
     facts = _guarded(_cpu) | _guarded(_kernels)
     return {name: facts.get(name) for name in ("isa", "threads", "processor")}
 
 
 def device_facts(device: str) -> Facts:
-    """Facts of the device that an engine runs on, "cpu" or "cuda:N"."""
+    """Return facts of the device that an engine runs on, "cpu" or "cuda:N"."""
     if device == "cpu":
         return {"device": device} | compute_facts()
     found = _guarded(lambda: {"card": _cards()[int(device.partition(":")[2])].name})
@@ -239,7 +246,7 @@ def _cupy() -> Facts:
 
 
 def _package(name: str, distribution: str) -> Facts:
-    """Without an import, which takes seconds."""
+    """Return facts of a package without importing it, which would take seconds."""
     if importlib.util.find_spec(name) is None:
         return {"installed": False}
     return {"installed": True, "version": metadata.version(distribution)}

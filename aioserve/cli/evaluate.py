@@ -1,5 +1,6 @@
-"""`aioserve evaluate MODEL --text FILE`: perplexity on a text, and with `--reference` how far the
-model is from another one. How that is measured is in `_evaluation/`.
+"""`aioserve evaluate MODEL --text FILE`: perplexity on a text, and divergence with `--reference`.
+
+The measurements are in `_evaluation/`.
 """
 
 from __future__ import annotations
@@ -41,26 +42,27 @@ def evaluate(
     """Measure a model's perplexity on a text, and its divergence from another model.
 
     Args:
+
         model: A model directory, a GGUF file, an embedded model (pyhelp), random:30m, or a hub id,
-            which is downloaded where it isn't in the local cache.
+            which is downloaded unless it is in the local cache.
         text: A file in UTF-8, at most 16 MiB.
-        reference: A model with the same tokenizer, to compare with: the ratio of perplexities,
-            KL(reference || model) over the whole vocabulary, and at how many tokens both find the
-            same token the most likely one. It is taken as it is stored: --quantization and
-            --architecture are for MODEL alone.
+        reference: A model with the same tokenizer, to compare with. Shown are the ratio of
+            perplexities, KL(reference || model) over the whole vocabulary, and the share of tokens
+            at which both have the same most likely token. It is used as it is stored:
+            --quantization and --architecture are for MODEL alone.
         context: Tokens of a window, the BOS before it included; 512 when not given, or as many as
             the model takes.
-        stride: Tokens from a window to the next; a token has at least context - stride tokens of
-            context. Half of the context when not given.
-        second_halves: Cut the text into chunks and score the second half of each alone, as
-            llama.cpp's perplexity does, in place of windows with a stride.
-        max_tokens: Evaluate the first tokens of the text alone.
+        stride: Tokens from a window to the next; half of the context when not given. A token has at
+            least context - stride tokens of context.
+        second_halves: Cut the text into chunks and score only the second half of each, as
+            llama.cpp's perplexity does. This replaces windows with a stride.
+        max_tokens: Evaluate only this many tokens of the text, its first.
         concurrency: Windows at once.
         dtype: Data type of the weights: auto, float32, bfloat16 or, on a GPU, float16.
-        reference_dtype: The same of the reference; auto when not given.
+        reference_dtype: Data type of the reference's weights; auto when not given.
         reference_architecture: --architecture of the reference.
         json: Also write the result to this file; "-" prints JSON alone.
-        on: Where the models run, and the model in how many bits.
+        on: Device options of both models, and the quantization of MODEL.
     """
     options = Options(context, stride, second_halves, max_tokens, concurrency)
     check(options)

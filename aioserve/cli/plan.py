@@ -1,4 +1,4 @@
-"""`aioserve plan MODEL`: how many requests fit into the memory of some GPUs."""
+"""`aioserve plan MODEL`: requests that fit into the memory of some GPUs."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ def plan(
     """Show what a model's memory goes to and how many requests fit. Needs no GPU and no weights.
 
     Args:
+
         model: A preset such as llama-3-8b, llama-3-70b or qwen3-32b, a config.json, a model
             directory, a GGUF file, an embedded model or a hub id in the local cache.
         dtype: Data type of the weights: float32, bfloat16, float16, fp8, int8, int4, or auto
             (what the files have, or config.json says).
-        quantization: Weights of linear layers as an engine rounds them while it loads them: int8,
-            int4 or fp8. Needs the model's files.
+        quantization: Quantise weights of linear layers, as an engine does while it loads them:
+            int8, int4 or fp8. Needs the model's files.
         kv_dtype: Data type of keys and values: float32, bfloat16, float16, fp8, int8, or auto
-            (that of the weights, bfloat16 where these are quantised).
+            (that of the weights, bfloat16 if these are quantised).
         context: Tokens of a request, prompt and answer together, as 4096 or 4K; may be given
             several times. Not given: 4K, 32K and 128K, or the model's longest.
         gpu_memory_gib: Memory of each GPU.
@@ -95,7 +96,7 @@ def plan(
 
 
 def tokens_of(text: str) -> int:
-    """4096, "4K" or "4k" as a count of tokens; K is 1,024. Raises `ConfigError`."""
+    """Return 4096, "4K" or "4k" as a count of tokens; K is 1,024. Raises `ConfigError`."""
     digits = text[:-1] if text[-1:] in ("K", "k") else text
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 12:
         raise ConfigError(f"context must be a count of tokens such as 4096 or 4K, got {text!r}")
@@ -137,7 +138,9 @@ def _print_tables(found: Capacity) -> None:
 
 
 def _formats(weights: ModelWeights) -> Table:
-    """Weights by format: an engine holds some of them otherwise than files do."""
+    """Return a table of weights by format: an engine may hold a format differently than files
+    do.
+    """
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -211,7 +214,7 @@ def _requests(found: Capacity) -> Table:
 
 
 def _trouble(found: Capacity) -> str:
-    """Why not every row has a request that fits, and what would help."""
+    """Return why the last context fits no request, and what would help; empty if one fits."""
     if found.contexts[-1].concurrent_requests:
         return ""
     longest = f"a request of {counted(found.contexts[-1].context_tokens, 'token', form=',')}"
@@ -231,7 +234,7 @@ def _parameters(count: int) -> str:
 
 
 def _size(count: int, *, like: int | None = None) -> str:
-    """In the largest unit of which `count`, or else `like`, has one."""
+    """Return a size in the largest unit that fits into `count`, or into `like` if it is given."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if (count if like is None else like) >= unit:
             return f"{count / unit:,.2f} {name}"

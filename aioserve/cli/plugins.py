@@ -1,4 +1,4 @@
-"""`aioserve plugins`: what is installed, whether it keeps its contract, and how to begin one."""
+"""`aioserve plugins`: lists and checks installed plugins, and writes projects of new ones."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ MAX_EXAMPLES = 1_000_000
 
 Row = dict[str, Any]
 Check = tuple[str, Callable[[int], object]]
-"""What is checked, and a function that raises if it fails on so many examples; what it returns is
-told beside."""
+"""Name of a check, and a function that raises if it fails on this many examples. The function's
+result is printed with it.
+"""
 
 NATIVE = {
     "lru": "least recently used first",
@@ -63,7 +64,8 @@ def list_plugins(
     """List what plugins offer.
 
     Args:
-        all: Also those that are broken, with the cause, and those that AIOSERVE_PLUGINS leaves out.
+
+        all: Also list broken plugins, with the cause, and plugins that AIOSERVE_PLUGINS leaves out.
         json: Print JSON instead of a table.
     """
     registry = PluginRegistry()
@@ -83,14 +85,15 @@ def check(name: str, /, *, examples: int = 100) -> None:
     """Try what a plugin offers on random input; exit code 1 if it breaks its contract.
 
     Args:
-        name: Name of a policy, an eviction strategy, a drafter, an observer or a plugin; what is
-            chosen by name may have options: NAME:OPTION=VALUE. A policy or drafter of yours may
-            be FILE.py:CLASS.
-        examples: How many are tried.
+
+        name: Name of a policy, an eviction strategy, a drafter, an observer or a plugin. Names of
+            what is chosen by name may have options: NAME:OPTION=VALUE. A policy or drafter of yours
+            may be FILE.py:CLASS.
+        examples: Number of random examples to try.
     """
     if not 1 <= examples <= MAX_EXAMPLES:
         raise ConfigError(f"examples must be in [1, {MAX_EXAMPLES}], got {examples}")
-    with redirect_stdout(sys.stderr):  # what plugins print is no finding
+    with redirect_stdout(sys.stderr):  # output of plugins is no finding
         registry = PluginRegistry()
         checks = list(_checks(registry, name))
     wanted = name.partition(":")[0]
@@ -127,9 +130,10 @@ def new(name: str, /, *, kind: Literal["policy", "drafter"] = "policy", dir: Pat
     """Write a complete project of a scheduling policy or a drafter, ready to be installed.
 
     Args:
-        name: Name of the project and of what it offers: lower-case letters, digits, '_' and '-'.
-        kind: What it offers.
-        dir: Where the project's directory is made.
+
+        name: Name of the project and of its plugin: lower-case letters, digits, '_' and '-'.
+        kind: Kind of the plugin.
+        dir: Directory in which the project's directory is made.
     """
     registry = PluginRegistry()
     taken = {row["name"] for row in (*_usable(registry), *_others(registry))}
@@ -203,7 +207,7 @@ def _print_table(rows: list[Row]) -> None:
 
 
 def _why_not(registry: PluginRegistry, text: str) -> str:
-    """What to say where there is nothing to check."""
+    """Return why there is nothing to check."""
     name, colon, _ = text.partition(":")
     if name in EVICTION_STRATEGIES:
         return f"eviction strategy {name!r} is built in: there is no plugin to check"
@@ -221,8 +225,10 @@ def _why_not(registry: PluginRegistry, text: str) -> str:
 
 
 def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
-    """Checks of everything that has the name, or comes from the plugin of that name; or of the
-    policy or drafter of a file."""
+    """Yield checks of everything that has the name, or comes from the plugin of that name.
+
+    For a file, yield the check of its policy or drafter.
+    """
     if (of_file := class_of_file(text, POLICY, DRAFTER)) is not None:
         kind, make = of_file
         check = check_policy if kind is POLICY else check_drafter
@@ -231,7 +237,7 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
         return
     name, colon, options = text.partition(":")
 
-    def meant(offer: Any) -> bool:  # options are of a name, not of a plugin
+    def meant(offer: Any) -> bool:  # options belong to a name, not to a plugin
         return name == offer.spec.name or (not colon and name == offer.origin.plugin)
 
     def strategy(text: str) -> Any:
@@ -257,7 +263,7 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
     ):
         for offer in filter(meant, offers.values()):
             full = offer.spec.name + colon + options
-            make(full)  # an option that is wrong is an error of the command line
+            make(full)  # a wrong option is an error of the command line
             yield f"{kind} {full} ({offer.origin})", partial(_checked, check, partial(make, full))
     if colon:
         return
@@ -269,7 +275,7 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
 
 
 def _without_model(made: Any, text: str) -> Any:
-    """The drafter or policy that was made, if it needs no engine."""
+    """Return the drafter or policy, if it needs no engine. Raises `ConfigError` otherwise."""
     if loaded_by_engine(made) is not None:
         raise ConfigError(
             f"drafter {shown(text)} drafts by a model that an engine loads, so nothing can be "

@@ -1,5 +1,5 @@
-"""`aioserve quantize MODEL OUT --method METHOD`: a copy of a model with weights of fewer bits, in a
-format that other engines read as well.
+"""`aioserve quantize MODEL OUT --method METHOD`: writes a copy of a model with weights of fewer
+bits, in a format that other engines read as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["quantize"]
 
 GGUF = "gguf:"
-"""What methods begin with that write one file."""
+"""Prefix of the methods that write one GGUF file."""
 
 
 def quantize(
@@ -59,13 +59,14 @@ def quantize(
 ) -> None:
     """Write a copy of a model whose linear layers have weights of fewer bits.
 
-    The copy is a directory in a format that other engines read as well, compressed-tensors, GPTQ
-    or AWQ, in which embedding and output layer stay as they are; or one GGUF file with all of the
-    model.
+    The copy is a directory in a format that other engines read as well: compressed-tensors, GPTQ or
+    AWQ. Embedding and output layer stay unchanged there. With gguf it is one GGUF file with all of
+    the model.
 
     Args:
+
         model: A model directory with plain weights, an embedded model (pyhelp), random:30m, or a
-            hub id, which is downloaded where it isn't in the local cache.
+            hub id, which is downloaded unless it is in the local cache.
         out: The directory to write; it must be empty or not be there. With gguf a file that ends
             with .gguf and is not there.
         method: int8: integers of 8 bits with a scale for each output. w8a8: the same, and
@@ -75,8 +76,8 @@ def quantize(
             mixture of formats that files of that type have.
         group_size: Inputs that share a scale with w4a16, gptq and awq: 32, 64 or 128; when not
             given 32 with w4a16, else 128.
-        calibration: A text like those that the model will read, which gptq and awq need and w8a8
-            may have: a file in UTF-8, or .jsonl with "text" or "messages" in each line.
+        calibration: A text like those that the model will read: a file in UTF-8, or .jsonl with
+            "text" or "messages" in each line. Needed by gptq and awq, optional with w8a8.
         calibration_tokens: Most tokens of it, taken from all over the file; 32768 when not given.
         smoothquant: With w8a8 and --calibration: how much of the size of activations moves to the
             weights, from 0 to 1; 0.5 when not given.

@@ -1,5 +1,7 @@
 """`aioserve run MODEL "PROMPT"`: one completion, token by token, on stdout; counts and speed on
-stderr. Without a prompt it is read from stdin, or, where that is a terminal, a chat begins.
+stderr.
+
+A missing prompt is read from stdin. If stdin is a terminal, a chat begins instead.
 """
 
 from __future__ import annotations
@@ -44,13 +46,15 @@ def run(
     Options that are not given come from the model's generation_config.json, or its GGUF file.
 
     Args:
+
         model: A model directory, a GGUF file, an embedded model (pyhelp), random:30m, or a hub id,
-            which is downloaded where it isn't in the local cache.
-        prompt: What to answer or complete; "-" reads it from stdin. Not given: stdin, or a
-            conversation where stdin is a terminal. One that begins with a hyphen comes after "--".
+            which is downloaded unless it is in the local cache.
+        prompt: Text to answer or complete; "-" reads it from stdin. Not given: stdin, or a
+            conversation if stdin is a terminal. A prompt that begins with a hyphen comes after
+            "--".
         max_tokens: End after this many tokens.
         temperature: 0 always takes the most likely token; higher is more random.
-        top_p: Sample from the smallest set of tokens with this probability in sum.
+        top_p: Sample from the smallest set of tokens whose probabilities sum to this.
         top_k: Sample from this many most likely tokens.
         seed: Repeat a sampled answer.
         stop: End before this text; may be given several times.
@@ -58,8 +62,8 @@ def run(
             model that has one), or complete it as plain text.
         system: A system message; needs a chat template.
         chat_template: A file with a chat template, in place of the model's own.
-        on: Where the model runs.
-        verbose: Say on stderr what the start took, by part.
+        on: Device options of the model.
+        verbose: Print on stderr how long each part of the start took.
     """
     given = given_params(
         max_tokens=max_tokens,
@@ -89,7 +93,7 @@ def run(
 
 
 def _text(prompt: str | None) -> str:
-    """The prompt itself, or what is on stdin."""
+    """Return the prompt itself, or the text on stdin."""
     is_read = prompt is None or prompt == "-"
     text = read_prompt() if is_read else prompt
     if not text:

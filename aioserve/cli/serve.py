@@ -1,8 +1,7 @@
-"""`aioserve serve`: a model behind HTTP, until a signal says stop.
+"""`aioserve serve`: a model behind HTTP, until a signal stops it.
 
 Settings come from flags, environment variables and a TOML file. The first SIGTERM or Ctrl-C drains,
-the second ends at once. Handlers of signals are the command's; neither the app nor the engine has
-any.
+the second ends at once. Only this command handles signals; neither the app nor the engine does.
 """
 
 from __future__ import annotations
@@ -52,30 +51,33 @@ __all__ = ["SETTINGS", "Keys", "keys_of", "serve"]
 
 MAX_FILE_BYTES = 2**20
 NAMED = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,64})=(?P<key>.*[^=].*)")
-"""A name and its key. The key has more than the signs that pad a key in base64."""
+"""Pattern of a name and its key. The key has more than the signs that pad a key in base64."""
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served, and by which policy."""
+    """Model and policy of a server."""
 
     model: str = "pyhelp"
-    """A model directory, an embedded model, random:30m, or a hub id, which is downloaded where it
-    isn't in the local cache."""
+    """A model directory, an embedded model, random:30m, or a hub id, which is downloaded unless it
+    is in the local cache.
+    """
     policy: str = "fcfs"
-    """The scheduling policy, or one with options: NAME:OPTION=VALUE,OPTION=VALUE; or a class of
-    yours as FILE.py:CLASS."""
+    """Scheduling policy, with options if you like: NAME:OPTION=VALUE,OPTION=VALUE. Or a class of
+    yours: FILE.py:CLASS.
+    """
     trace: str | None = None
-    """A file to write each step into, in Chrome's trace format, which Perfetto opens."""
+    """File to write each step into, in Chrome's trace format, which Perfetto opens."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """The clients that the server answers."""
+    """Keys of the clients that the server answers."""
 
     api_key: Sequence[str] = ()
-    """A key that requests must come with, KEY or NAME=KEY, where the name says in logs whose it is.
-    May be given several times. Other users of the machine see it in the list of processes."""
+    """Key that requests must come with, KEY or NAME=KEY; logs show the name. May be given several
+    times. Other users of the machine see it in the list of processes.
+    """
     api_key_file: str | None = None
-    """A file with more of them, one a line. Lines that begin with # are comments."""
+    """File with more keys, one a line. Lines that begin with # are comments."""
 
 
 _WHAT = settings_of("engine", Served, arguments=("model",))
@@ -84,7 +86,7 @@ _LISTENING = settings_of("server", Listening)
 _KEYS = settings_of("server", Keys, secrets=("api_key",))
 _SERVER = settings_of("server", ServerSettings, leave_out=("api_keys",))
 SETTINGS: tuple[Setting, ...] = (*_WHAT, *_ENGINE, *_LISTENING, *_KEYS, *_SERVER)
-"""All that can be given."""
+"""All settings."""
 
 
 def serve(
@@ -98,10 +100,11 @@ def serve(
     """Serve a model over HTTP, with the APIs that clients of OpenAI know.
 
     Args:
+
         model: A model directory, a GGUF file, an embedded model (pyhelp), random:30m, or a hub id,
-            which is downloaded where it isn't in the local cache.
+            which is downloaded unless it is in the local cache.
         config: A TOML file with the tables [engine] and [server]; AIOSERVE_CONFIG names one too.
-        show_config: Print each setting and where it comes from, and serve nothing.
+        show_config: Print each setting and its origin, and serve nothing.
     """
     if model is not None:
         flags["model"] = model
@@ -112,7 +115,7 @@ def serve(
     engine = made(EngineConfig, values, _ENGINE)
     keys = keys_of(made(Keys, values, _KEYS))
     server = made(ServerSettings, values, _SERVER)
-    # Whoever calls it by the name that it listens at means it.
+    # Clients may also call the server by the name that it listens at.
     hosts = dict.fromkeys([*server.allowed_hosts, *listening.names])
     server = msgspec.structs.replace(server, api_keys=keys, allowed_hosts=tuple(hosts))
     check_reach(listening, has_keys=bool(keys))
@@ -126,7 +129,7 @@ def serve(
         print(shown_settings(SETTINGS, values), end="")
         return
     with (
-        # Until it serves. A container's first process ignores what it has no handler for.
+        # Only until it serves. A container's first process ignores signals without a handler.
         leaving_at_once(signal.SIGTERM),
         bound(listening) as sockets,
         asyncio.Runner(loop_factory=new_event_loop) as runner,
@@ -135,8 +138,10 @@ def serve(
 
 
 def _check_engine(model: str, policy: str, config: EngineConfig) -> None:
-    """Raise what an engine would for these before it reads the model's files. The file of a policy
-    or a drafter isn't run."""
+    """Raise what an engine would for these before it reads the model's files.
+
+    The file of a policy or a drafter isn't run.
+    """
     check_model(model)
     with leaving_at_once():
         from aioserve import Engine
@@ -161,9 +166,11 @@ takes_flags(serve, setting_flags(_GROUPS))
 
 
 def keys_of(keys: Keys) -> dict[str, str]:
-    """All of them, by their names; those without are key-1, key-2 and so on, by their places.
-    Raises `ConfigError`, which shows no key, for names that are given twice and for a file that
-    can't be read or has none."""
+    """Return all keys, by their names. Nameless ones are key-1, key-2 and so on, by their places.
+
+    Raises `ConfigError`, which shows no key, for names that are given twice. Also for a file that
+    can't be read or has no key.
+    """
     found: dict[str, str] = {}
     for place, entry in enumerate([*keys.api_key, *_lines(keys.api_key_file)], 1):
         named = NAMED.fullmatch(entry)
@@ -195,7 +202,7 @@ def _lines(file: str | None) -> list[str]:
 
 
 class Serving:
-    """`sockets` are bound, and belong to the caller."""
+    """One run of a server. `sockets` are bound, and belong to the caller."""
 
     def __init__(
         self,
@@ -245,7 +252,7 @@ class Serving:
         stopping = (signal.SIGTERM, signal.SIGINT)
 
         def stop() -> None:
-            # From here on the loop isn't needed to end: it may be what hangs.
+            # From here on, ending doesn't need the loop, which may be what hangs.
             for signum in stopping:
                 loop.remove_signal_handler(signum)
                 signal.signal(signum, self._leave_at_once)
@@ -308,7 +315,7 @@ class Serving:
 
 @contextmanager
 def _logging() -> Iterator[LogWriter]:
-    """Warnings and errors go to stderr, and the lines of calls as they are."""
+    """Log warnings and errors to stderr, and the lines of calls unchanged."""
     writer = LogWriter()
     plain, access = LineHandler(writer), LineHandler(writer)
     plain.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

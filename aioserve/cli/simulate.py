@@ -1,6 +1,6 @@
-"""`aioserve simulate`: policies side by side on a trace, without a model.
+"""`aioserve simulate`: compares policies on a trace, without a model.
 
-The simulator itself is in `aioserve.simulation`; this module reads options and prints.
+This module reads options and prints; the simulator itself is in `aioserve.simulation`.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ __all__ = ["SimulateOptions", "simulate"]
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions(TrialFlags):
-    """What to run."""
+    """Options for what to run."""
 
     report: Path | None = None
     """Write a page with charts to this file."""
     gantt_window: str | None = None
-    """START:END in seconds on the trace's clock: the steps that the report shows one by one. Not
-    given: some 60 where the policies differ most, and as many for each of them."""
+    """START:END in seconds on the trace's clock, of the steps that the report shows one by one. Not
+    given: some 60 where the policies differ most, and as many for each of them.
+    """
 
 
 FLAGS = (*TRIAL_FLAGS, "rate", "seed", "report", "gantt_window")
@@ -66,6 +67,7 @@ def simulate(trace: Path | None = None, /, **flags: Any) -> None:
     """Run scheduling policies over a trace on a virtual clock, with the engine's own scheduler.
 
     Args:
+
         trace: A file of requests: Mooncake or agentic JSONL, Azure, ServeGen or Vidur CSV, plain or
             .gz.
     """
@@ -75,7 +77,7 @@ def simulate(trace: Path | None = None, /, **flags: Any) -> None:
     if window is not None and options.report is None:
         raise ConfigError("gantt_window is of the report: give --report too")
     check_files(trace, report=options.report, requests=options.requests)
-    # What policies print belongs to no table.
+    # Output of policies belongs to no table.
     with cleaning_up_first(), redirect_stdout(sys.stderr):
         trial, found, drawn = _tried(trace, options)
     facts = facts_of(trace, options.synthetic, trial.requests)
@@ -90,7 +92,7 @@ def simulate(trace: Path | None = None, /, **flags: Any) -> None:
                 window=window,
             )
             options.report.write_text(page, encoding="utf-8")
-    finally:  # what was simulated for minutes isn't lost with the page
+    finally:  # minutes of simulation aren't lost with the page
         _print(facts, options, trial.machine, found)
         warn_of_steps_outside(options, found.items())
         for told in unanswered({name: [metrics] for name, metrics in found.items()}):
@@ -101,7 +103,9 @@ takes_flags(simulate, option_flags(SimulateOptions, FLAGS))
 
 
 def window_of(text: str | None) -> tuple[float, float] | None:
-    """Seconds from `START:END`. Raises `ConfigError` unless they are two that come in order."""
+    """Return seconds from `START:END`. Raises `ConfigError` unless they are two numbers in
+    order.
+    """
     if text is None:
         return None
     start, _, end = text.partition(":")
@@ -134,11 +138,13 @@ def check_window(window: tuple[float, float] | None, drawn: Sequence[PolicyRun])
 def _tried(
     trace: Path | None, options: SimulateOptions
 ) -> tuple[Trial, dict[str, Metrics], list[PolicyRun]]:
-    """The workload, the figures of each policy, and what a report is drawn of, where one is."""
+    """Return the workload, the figures of each policy, and the runs for a report, if one is
+    wanted.
+    """
     registry = PluginRegistry()
     registry.check_selected()
     trial = Trial(source_of(trace, options), options, registry)
-    # All are made before the first is run, so that a name that is none costs nothing.
+    # Make all policies before the first run, so that an unknown name costs nothing.
     chosen = {name: named_policy(registry, name) for name in options.policy}
     trial.eviction()
     say_what_is_unknown(trial.machine, options)

@@ -1,6 +1,6 @@
-"""`aioserve sweep`: policies at several rates, over several seeds and options, in many processes.
+"""`aioserve sweep`: compares policies at several rates, seeds and options, in many processes.
 
-This module reads options and prints; `_sweep_runs` says which runs there are, and runs them.
+This module reads options and prints; `_sweep_runs` lists the runs and executes them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ MAX_SEEDS = 10_000
 
 
 class Row(NamedTuple):
-    """One policy with one set of options at one rate: all its seeds."""
+    """All seeds of one policy with one set of options at one rate."""
 
     policy: str
     varied: str
@@ -80,13 +80,14 @@ def sweep(trace: Path | None = None, /, **flags: Any) -> None:
     """Try policies at several rates, and say up to which rate each keeps what is promised.
 
     Args:
+
         trace: A file of requests: Mooncake or agentic JSONL, Azure, ServeGen or Vidur CSV, plain or
             .gz.
     """
     options = SweepOptions(**flags)
     promised = () if options.slo is None else objectives(options.slo)
     jobs = _checked(trace, options, promised)
-    # What policies print belongs to no table.
+    # Output of policies belongs to no table.
     with cleaning_up_first(), redirect_stdout(sys.stderr):
         grid, trial = grid_of(trace, options)
         if trial.targets is None and any(one.name == "attainment" for one in promised):
@@ -105,7 +106,7 @@ def sweep(trace: Path | None = None, /, **flags: Any) -> None:
             _write_runs(options.csv, cells, done)
         if options.report is not None:
             _write_report(options.report, rows, facts, trace, options, trial, promised)
-    finally:  # what was simulated for hours isn't lost with a file
+    finally:  # hours of simulation aren't lost with a file
         _print(facts, options, rows, promised)
         warn_of_steps_outside(options, ((row.place, run) for row in rows for run in row.runs))
         for told in unanswered_at_rates((row.name, row.rate, row.runs) for row in rows):
@@ -116,7 +117,9 @@ takes_flags(sweep, option_flags(SweepOptions, FLAGS))
 
 
 def _swept(grid: Grid, jobs: int, promised: Sequence[Objective]) -> tuple[list[Cell], list[Done]]:
-    """All runs and what came of them, in one order; lines about requests are in the file then."""
+    """Return all runs and their results, in one order. Lines about requests are written to the
+    file.
+    """
     options, refine = grid.options, grid.options.refine
     cells: list[Cell] = []
     done: list[Done] = []
@@ -149,7 +152,9 @@ def _swept(grid: Grid, jobs: int, promised: Sequence[Objective]) -> tuple[list[C
 def _between(
     grid: Grid, cells: Sequence[Cell], done: Sequence[Done], promised: Sequence[Objective]
 ) -> list[Cell]:
-    """Runs at the rates that tell more of where each policy begins to break what is promised."""
+    """Return runs at the rates that show more exactly where each policy begins to break a
+    promise.
+    """
     return [
         cell
         for policy, varied, kept in _kept_rates(_rows(cells, done), promised)
@@ -159,7 +164,7 @@ def _between(
 
 
 def _checked(trace: Path | None, options: SweepOptions, promised: Sequence[Objective]) -> int:
-    """Raise `ConfigError` for options that make no sense; how many processes to use."""
+    """Raise `ConfigError` for options that make no sense; return the number of processes to use."""
     check_policies(options.policy)
     check_files(trace, report=options.report, requests=options.requests, csv=options.csv)
     if options.seeds is not None:
@@ -175,11 +180,11 @@ def _checked(trace: Path | None, options: SweepOptions, promised: Sequence[Objec
     return options.jobs or len(usable_processors())
 
 
-# -- what came of them
+# -- results
 
 
 def _rows(cells: Sequence[Cell], done: Sequence[Done]) -> list[Row]:
-    """In the order in which they come first."""
+    """Return the rows in the order in which they come first."""
     grouped: dict[tuple[str, str, float | None], list[Done]] = {}
     for cell, one in zip(cells, done, strict=True):
         grouped.setdefault((cell.policy, cell.varied, cell.rate), []).append(one)
@@ -195,12 +200,12 @@ def _rows(cells: Sequence[Cell], done: Sequence[Done]) -> list[Row]:
 
 
 def _estimates(row: Row, classes: Measures) -> dict[str, Estimate | None]:
-    """What is shown of a row; None where no seed had anything to measure."""
+    """Return the measures of a row; None for a measure that no seed has."""
     return {name: estimate_of(row.runs, value) for name, value in (MEASURES | classes).items()}
 
 
 def _by_class(runs: Iterable[Metrics]) -> Measures:
-    """The attainment of each class that has targets."""
+    """Return the attainment of each class that has targets."""
     shares = attainment_by_class(runs)
     return {f"attainment of {name}": value_of for name, value_of in shares.items()}
 
@@ -228,21 +233,21 @@ MEASURES: Measures = {
 
 
 def _kept(row: Row, promised: Sequence[Objective]) -> bool:
-    """Whether every seed kept all of it."""
+    """True if every seed kept all promises."""
     return all(objective.met(metrics) for metrics in row.runs for objective in promised)
 
 
 def _kept_rates(
     rows: Sequence[Row], promised: Sequence[Objective]
 ) -> list[tuple[str, str, dict[float, bool]]]:
-    """Policy, what was varied, and for each rate whether what is promised was kept."""
+    """Return policy, varied options, and for each rate True if the promises were kept."""
     found: dict[tuple[str, str], dict[float, bool]] = {}
     for row in rows:
         found.setdefault((row.policy, row.varied), {})[row.rate] = _kept(row, promised)
     return [(policy, varied, kept) for (policy, varied), kept in found.items()]
 
 
-# -- how it is told
+# -- output
 
 
 def _write_runs(path: Path, cells: Sequence[Cell], done: Sequence[Done]) -> None:
@@ -330,7 +335,7 @@ SHOWN = {
 }
 """Measures in the table, with their heads and factors."""
 ONLY_WHERE_ANY = ("policy_faults", "steps_outside_share")
-"""Shown where they aren't 0 everywhere: they say that the others are about something else."""
+"""Measures shown only if they aren't 0 everywhere: they mean that the others are less reliable."""
 
 
 def _print_tables(
@@ -366,7 +371,7 @@ def _print_tables(
 
 
 def _told(rows: Sequence[Row], promised: Sequence[Objective]) -> list[tuple[str, str]]:
-    """The largest rate of each policy, in words; nothing where nothing is promised."""
+    """Return the largest rate of each policy, in words; empty without promises."""
     lines: list[tuple[str, str]] = []
     for policy, varied, kept in _kept_rates(rows, promised) if promised else ():
         largest, missed = bounds_of(kept)

@@ -1,2 +1,5 @@
-"""What `aioserve evaluate` measures: perplexity of a model on a text, and divergence from another
-model. Knows the public API of `Engine` alone, and the model's tokenizer."""
+"""Measurements of `aioserve evaluate`: perplexity of a model on a text, and divergence from another
+model.
+
+Knows only the public API of `Engine` and the model's tokenizer.
+"""

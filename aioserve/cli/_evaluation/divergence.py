@@ -1,13 +1,13 @@
-"""How far a model's distributions are from those of another model, at each scored token of a text.
+"""Divergence of a model's distributions from another model's, at each scored token of a text.
 
     KL(reference || model) = sum over all tokens v of  p(v) * (log p(v) - log q(v))
 
-where p is the reference's distribution of the next token and q that of the model: the whole
-softmax of both, over all of the vocabulary, in float64. Rows of logits come out of an engine
-through a logits processor: it keeps the row that a token would be drawn from, and leaves the text's
-next token as the only one to draw. So windows are decoded along the text.
+Here p is the reference's distribution of the next token and q the model's: the full softmax over
+the vocabulary, in float64. A logits processor takes the rows of logits out of an engine. It keeps
+the row that a token would be drawn from, and leaves the text's next token as the only one to draw.
+So windows are decoded along the text.
 
-Rows of both models are in memory for a part of each window in flight at a time.
+Memory holds rows of both models for a part of each window in flight.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 __all__ = ["Divergence", "RowReader", "compare_rows", "compare_text"]
 
 ROW_BYTES = 1 << 29
-"""Most bytes of the rows of logits that are kept at once."""
+"""Most bytes of rows of logits that are kept at once."""
 NAME = "aioserve_evaluate_rows"
 
 
 class Divergence(NamedTuple):
-    """What comparing two models gave, in the order of the text."""
+    """Comparison of two models at each scored token, in the order of the text."""
 
     kl_nats: npt.NDArray[np.float64]
-    """float64 `[scored tokens]`"""
+    """float64 `[scored tokens]`: KL divergence."""
     same_top: npt.NDArray[np.bool_]
-    """bool `[scored tokens]`: whether both models find the same token the most likely one."""
+    """bool `[scored tokens]`: True if both models find the same token the most likely one."""
 
 
 class RowReader:
-    """A plugin of one engine, which reads the rows of logits along given tokens."""
+    """Plugin of one engine, which reads the rows of logits along given tokens."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Reading] = {}
@@ -67,9 +67,12 @@ class RowReader:
     async def read(
         self, engine: Engine, prompt: list[int], targets: list[int]
     ) -> npt.NDArray[np.float32]:
-        """Rows of logits, float32 `[targets, V]`: row `i` is what stands behind the prompt and the
-        first `i` targets. Raises what `Engine.generate` raises, and `RequestFailedError` for
-        logits that are no numbers."""
+        """Return rows of logits, float32 `[targets, V]`. Row `i` follows the prompt and `i`
+        targets.
+
+        Raises what `Engine.generate` raises, and `RequestFailedError` for logits with NaN or
+        infinity.
+        """
         number = self._number = self._number + 1
         reading = self._open[number] = _Reading(targets)
         params = SamplingParams(
@@ -83,14 +86,13 @@ class RowReader:
         finally:
             del self._open[number]
         rows = np.stack([reading.rows[index] for index in range(len(targets))])
-        if not np.isfinite(rows.max(axis=1)).all():  # of a row with a NaN that is the NaN
+        if not np.isfinite(rows.max(axis=1)).all():  # the maximum of a row with a NaN is NaN
             raise RequestFailedError(f"{engine.model_name} gives logits that are not finite")
         return rows
 
 
 class _Reading(LogitsProcessor):
-    """Keeps rows by their place, so that one that is computed again takes the place of the
-    first."""
+    """Keeps rows by their place. A row that is computed again replaces the first."""
 
     def __init__(self, targets: list[int]) -> None:
         self._targets = targets
@@ -111,7 +113,7 @@ async def compare_text(
     concurrency: int,
     progress: OnProgress | None,
 ) -> Divergence:
-    """Compare a model with its reference, which are the first and the second of `engines`."""
+    """Compare a model with its reference: the first and the second of `engines`."""
     vocab_size = engines[0].limits.vocab_size
     tokens_at_once = max(1, ROW_BYTES // (8 * vocab_size * concurrency))
     found: list[list[Divergence]] = [[] for _ in windows]
@@ -119,7 +121,7 @@ async def compare_text(
     num_done = 0
     for first in range(0, len(windows), concurrency):
         group = list(enumerate(windows))[first : first + concurrency]
-        # Parts of one window follow each other: the next one finds the KV of the part before.
+        # Parts of one window follow each other, so each finds the KV of the part before.
         while parts := [(at, _part(window, tokens_at_once)) for at, window in group]:
             rows = [
                 await _rows_of(engine, reader, text, [part for _, part in parts])
@@ -161,13 +163,13 @@ async def _rows_of(
 
 
 def compare_rows(reference: npt.NDArray[np.float32], rows: npt.NDArray[np.float32]) -> Divergence:
-    """KL(reference || rows) of rows of logits, float32 `[N, V]` both."""
+    """Return KL(reference || rows) of rows of logits, float32 `[N, V]` both."""
     kl_nats = np.empty(len(rows), np.float64)
     for place, pair in enumerate(zip(reference, rows, strict=True)):
         log_p, log_q = map(_log_softmax, pair)
         p = np.exp(log_p)
         there = p > 0
-        # Rounding may bring what is 0 a little below.
+        # Rounding may make a divergence of 0 slightly negative.
         kl_nats[place] = max(0.0, float(np.sum(p[there] * (log_p - log_q)[there])))
     return Divergence(kl_nats, reference.argmax(axis=1) == rows.argmax(axis=1))
 

@@ -1,9 +1,9 @@
 """Confidence intervals of means over the tokens of a text, which depend on each other.
 
 Batch means: the tokens are cut into a few long blocks, which depend on each other far less than
-neighbouring tokens do, and the interval comes from how the blocks' means differ, by Student's
-distribution. Between 10 and 30 blocks do best, whatever the length (B. Schmeiser, Batch size
-effects in the analysis of simulation output, Operations Research 30(3), 1982). Nothing is drawn, so
+neighbouring tokens do. The interval comes from how the blocks' means differ, by Student's
+distribution. Between 10 and 30 blocks do best, whatever the length. See B. Schmeiser, Batch size
+effects in the analysis of simulation output, Operations Research 30(3), 1982. Nothing is drawn, so
 the same tokens give the same interval.
 """
 
@@ -23,22 +23,22 @@ LEVEL = 0.95
 STUDENT_T = 2.0452296
 """Quantile (1 + LEVEL) / 2 of Student's distribution with BLOCKS - 1 degrees of freedom."""
 LEAST_TOKENS = 10 * BLOCKS
-"""With fewer tokens there is no interval: blocks would be too short."""
+"""Fewest tokens for an interval: with fewer, blocks would be too short."""
 
 
 class Estimate(NamedTuple):
-    """A value and its interval at `LEVEL`; None where there are too few tokens for one."""
+    """A value and its interval at `LEVEL`; None for both ends if there are too few tokens."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     def map(self, function: Callable[[float], float]) -> Estimate:
-        """The same of a quantity that grows with this one."""
+        """Return the estimate of an increasing function of the value."""
         return Estimate(*[None if one is None else function(one) for one in self])  # pyright: ignore[reportArgumentType]
 
     def within(self, least: float, most: float) -> Estimate:
-        """The same of a quantity that is never outside `[least, most]`."""
+        """Return the estimate of a quantity that is always in `[least, most]`."""
         return Estimate(
             self.value,
             None if self.low is None else max(least, self.low),
@@ -49,8 +49,11 @@ class Estimate(NamedTuple):
 def ratio_of_sums(
     numerators: npt.NDArray[np.float64], denominators: npt.NDArray[np.float64]
 ) -> Estimate:
-    """Sum of `numerators` by sum of `denominators`, float64 `[tokens]` both, in the order of the
-    text. The interval is that of a ratio estimator over blocks (delta method)."""
+    """Return the sum of `numerators` divided by the sum of `denominators`.
+
+    Both are float64 `[tokens]`, in the order of the text. The interval is that of a ratio estimator
+    over blocks (delta method).
+    """
     total = float(denominators.sum())
     value = float(numerators.sum()) / total
     if len(numerators) < LEAST_TOKENS or not math.isfinite(value):

@@ -1,5 +1,5 @@
-"""Opens the engines of `aioserve evaluate`, chooses the windows and measures: its options, and what
-came out.
+"""Options and course of `aioserve evaluate`: it opens the engines, chooses the windows and
+measures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Measured", "Options", "check", "measure"]
 
 CONTEXT = 512
-"""Tokens of a window, where the model takes as many."""
+"""Tokens of a window, if the model takes as many."""
 LEAST_CONTEXT = 2
 MAX_CONTEXT = 1 << 24
 MAX_CONCURRENCY = 1024
@@ -33,7 +33,7 @@ PAGE_SIZE = 16
 
 
 class Options(NamedTuple):
-    """What the command line says of windows."""
+    """Options of the command line for windows."""
 
     context: int | None
     stride: int | None
@@ -43,7 +43,7 @@ class Options(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What the engines gave. That of the reference is None where there is none."""
+    """Results of the engines. `reference` and `divergence` are None without a reference."""
 
     text: EvaluatedText
     context: int
@@ -53,11 +53,11 @@ class Measured(NamedTuple):
     reference: Scored | None
     divergence: Divergence | None
     facts: tuple[dict[str, Any], ...]
-    """What each engine is: dtype, device, backend."""
+    """Dtype, device and backend of each engine."""
 
 
 def check(options: Options) -> None:
-    """Raise `ConfigError` for a count that is out of bounds, or without effect."""
+    """Raise `ConfigError` for a count that is out of bounds or has no effect."""
     limits: dict[str, tuple[int | None, int, int]] = {
         "context": (options.context, LEAST_CONTEXT, MAX_CONTEXT),
         "stride": (options.stride, 1, options.context or MAX_CONTEXT),
@@ -81,8 +81,11 @@ def check(options: Options) -> None:
 async def measure(
     models: Sequence[tuple[str, Mapping[str, Any]]], contents: str, options: Options
 ) -> Measured:
-    """Measure a model, and the one behind it for its reference if there is one, each with options
-    of its engine. Raises `ConfigError` for what doesn't go together."""
+    """Measure a model, and its reference if `models` has a second entry.
+
+    Each comes with options of its engine. Raises `ConfigError` for models or options that don't go
+    together.
+    """
     engines: list[Engine] = []
     readers = [RowReader() for _ in models]
     async with AsyncExitStack() as stack:
@@ -116,8 +119,10 @@ async def measure(
 
 
 def _engine_sizes(model: str, read_as: str | None, options: Options) -> dict[str, Any]:
-    """Options of `Engine` with which it has room for the windows, and for no more: there may be
-    another one beside it."""
+    """Return options of `Engine` that give it room for the windows and no more.
+
+    Another engine may run beside it.
+    """
     context = options.context
     if context is None:
         context = min(
@@ -132,7 +137,7 @@ def _engine_sizes(model: str, read_as: str | None, options: Options) -> dict[str
 
 @contextmanager
 def _blaming_context(context: int | None) -> Iterator[None]:
-    """What an engine says of a `max_model_len` that is too large is told of the context."""
+    """Rephrase an engine's error about `max_model_len` as one about the context."""
     try:
         yield
     except ConfigError as error:
@@ -149,7 +154,7 @@ def _blaming_context(context: int | None) -> Iterator[None]:
 def _windows(
     options: Options, engines: list[Engine], text: EvaluatedText
 ) -> tuple[int, int | None, list[Window]]:
-    """Context, stride and windows. Raises `ConfigError` where there can be none."""
+    """Return context, stride and windows. Raises `ConfigError` if no window is possible."""
     most = min([engine.limits.max_model_len - 1 for engine in engines])
     context = options.context or min(CONTEXT, most)
     num_before, num_tokens = len(text.before), len(text.token_ids)

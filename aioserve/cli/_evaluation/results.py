@@ -1,4 +1,4 @@
-"""Results of `aioserve evaluate`: as JSON, and as tables."""
+"""Results of `aioserve evaluate`, as JSON and as tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["print_tables", "result_of"]
 
 
 def result_of(measured: Measured, names: list[str], text: Path) -> dict[str, Any]:
-    """JSON-ready."""
+    """Return the results, JSON-ready."""
     scored, windows = measured.scored, measured.windows
     places = np.concatenate([np.arange(one.scored, one.end) for one in windows])
     num_bytes, ones = measured.text.num_bytes[places], np.ones(len(places))
@@ -135,7 +135,7 @@ def print_tables(result: dict[str, Any]) -> None:
 
 
 def _shown(estimate: dict[str, float | None], digits: int) -> str:
-    """A value, and how far it may be off."""
+    """Return a value, and how far it may be off."""
     one = Estimate(**estimate)  # pyright: ignore[reportArgumentType]
     if one.low is None or one.high is None:
         return f"{one.value:,.{digits}f}"

@@ -24,7 +24,7 @@ __all__ = ["Scored", "at_once", "score_text"]
 
 
 class Scored(NamedTuple):
-    """What scoring all windows gave."""
+    """Scores of all windows."""
 
     logprobs: npt.NDArray[np.float64]
     """float64 `[scored tokens]`, in the order of the text: natural logarithms."""
@@ -64,8 +64,10 @@ async def score_text(
 
 
 async def at_once(jobs: Iterable[Callable[[], Awaitable[None]]], most: int) -> None:
-    """Run jobs, at most `most` of them at once, in their order. Raises what the first one raises
-    that fails; the others are cancelled."""
+    """Run jobs in their order, at most `most` of them at once.
+
+    Raises the error of the first job that fails; the others are cancelled.
+    """
     waiting = iter(jobs)
 
     async def worker() -> None:

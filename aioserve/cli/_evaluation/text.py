@@ -1,4 +1,4 @@
-"""The text that models are measured on: a file, its tokens, and how many bytes each stands for."""
+"""The text that models are measured on: a file, its tokens, and the bytes of each token."""
 
 from __future__ import annotations
 
@@ -36,13 +36,17 @@ class EvaluatedText(NamedTuple):
     token_ids: npt.NDArray[np.int32]
     """int32 `[tokens]`: the text itself."""
     num_bytes: npt.NDArray[np.float64]
-    """float64 `[tokens]`: bytes of the file, in UTF-8, that each token stands for. Each byte counts
-    for one token; of tokens that are parts of one character the first has all of it."""
+    """float64 `[tokens]`: UTF-8 bytes of the file that each token stands for. Each byte counts for
+    one token. Of tokens that share a character, the first has all its bytes.
+    """
 
 
 def read_text(path: Path, argument: str = "text") -> str:
-    """Contents of the file that an argument names. Raises `ConfigError` for one that can't be read,
-    is empty, is no UTF-8 or has more than `MAX_TEXT_BYTES`."""
+    """Return the contents of the file that `argument` names.
+
+    Raises `ConfigError` for a file that can't be read, is empty, is no UTF-8 or has more than
+    `MAX_TEXT_BYTES`.
+    """
     try:
         with path.open("rb") as opened:
             data = opened.read(MAX_TEXT_BYTES + 1)
@@ -69,8 +73,11 @@ def read_text(path: Path, argument: str = "text") -> str:
 
 
 def tokens_of_text(text: str, engine: Engine, max_tokens: int | None) -> EvaluatedText:
-    """The first `max_tokens` tokens of a text, or all. Raises `ConfigError` for a text of fewer
-    than two, and `ModelError` for a model without a tokenizer."""
+    """Return the first `max_tokens` tokens of a text, or all.
+
+    Raises `ConfigError` for a text of fewer than two tokens, and `ModelError` for a model without a
+    tokenizer.
+    """
     tokenizer = engine.tokenizer
     ids, ends = tokenizer.encode_with_ends(text)
     if len(ids) < 2:
@@ -85,19 +92,24 @@ def tokens_of_text(text: str, engine: Engine, max_tokens: int | None) -> Evaluat
 
 
 def bytes_of_tokens(text: str, ends: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Bytes of a text, float64 `[tokens]`, by where each token ends, in characters. What lies
-    between two tokens counts for the second, and what lies behind all for the last."""
+    """Return the bytes of each token, float64 `[tokens]`, from the tokens' ends in characters.
+
+    Text between two tokens counts for the second, and text behind all of them for the last.
+    """
     reached = np.maximum.accumulate(np.array(ends, np.int64))
     reached[-1] = len(text)
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
-    places = np.concatenate([[0], np.cumsum(widths)])  # before each character, and before the end
+    places = np.concatenate([[0], np.cumsum(widths)])  # before each character, and at the end
     return np.diff(places[reached], prepend=0).astype(np.float64)
 
 
 def check_same_tokens(engine: Engine, reference: Engine, text: str) -> None:
-    """Raise `ConfigError` where two models mean different tokens by the same ids, or read the text
-    as different tokens: then their distributions can't be compared."""
+    """Raise `ConfigError` unless both models give the same ids the same meaning and read the text
+    as the same tokens.
+
+    Otherwise their distributions can't be compared.
+    """
     ours, theirs = engine.tokenizer, reference.tokenizer
     sizes = engine.limits.vocab_size, reference.limits.vocab_size
     if sizes[0] != sizes[1]:

@@ -1,12 +1,12 @@
-"""How a text is cut into windows that a model reads, and which tokens of each are scored.
+"""Windows that a model reads a text in, and the scored tokens of each.
 
     tokens    0 1 2 3 4 5 6 7 8 9 ...
     window 0  [. * * * * *]             . context alone    * scored
     window 1      [. . . . * *]         size 6, stride 2
     window 2          [. . . . * *]
 
-Special tokens that a model expects before a text (BOS) stand before every window; they are context
-and never scored. Knows counts of tokens, and no tokens.
+Special tokens that a model expects before a text (BOS) stand before every window. They are context
+and never scored. This module handles counts of tokens, and no tokens.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Window(NamedTuple):
 
 
 def sliding_windows(num_tokens: int, size: int, stride: int, num_before: int) -> list[Window]:
-    """Windows of at most `size` tokens, each `stride` tokens behind the one before.
+    """Return windows of at most `size` tokens, each `stride` tokens behind the one before.
 
-    Each token is scored once, but the first of a text that nothing stands before. It has at least
-    `size - stride + num_before` tokens of context, or all that there are before it. `num_before`
-    counts special tokens before every window. Raises `ValueError` where that would leave a token
-    without context.
+    Each token is scored once, except a text's first token without special tokens before it. A token
+    has at least `size - stride + num_before` tokens of context, or all that precede it.
+    `num_before` counts special tokens before every window. Raises `ValueError` if a token would
+    have no context.
     """
     if not 1 <= stride <= size or size - stride + num_before < 1:
         raise ValueError(f"windows of {size} and {num_before} tokens can't have stride {stride}")
@@ -48,9 +48,11 @@ def sliding_windows(num_tokens: int, size: int, stride: int, num_before: int) ->
 
 
 def second_halves(num_tokens: int, context: int, num_before: int) -> list[Window]:
-    """The windows of llama.cpp's perplexity: chunks of `context` tokens, BOS included, behind each
-    other, of which the second half is scored, but for its first token. Tokens behind the last whole
-    chunk are left out, and so is the token of each chunk but the first that BOS takes the place of.
+    """Return the windows of llama.cpp's perplexity: consecutive chunks of `context` tokens, BOS
+    included.
+
+    The second half of each is scored, except its first token. Tokens behind the last whole chunk
+    are left out. In each chunk but the first, BOS replaces a token.
     """
     return [
         Window(

@@ -1,3 +1,3 @@
-"""A load generator for servers of completions: what `aioserve bench serve` runs."""
+"""Load generator for servers of completions: `aioserve bench serve` runs it."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Talks to a server of completions: asks for its model, sends a request, and notes what came when.
+"""Client of a server of completions: asks for its model, sends requests, and records times.
 
-Failures are told by kind, never raised: a load goes on. Knows neither arrivals nor figures.
+Failures are recorded by kind, never raised: a load goes on. Knows neither arrivals nor figures.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ __all__ = ["CompletionClient", "Endpoint", "ServerError", "StreamReading", "base
 REFUSALS = (429, 503)
 MAX_ERROR_BYTES = 2000
 MAX_ANSWER_BYTES = 2**24
-"""Longest answer of a server that is asked for its model, or for token ids."""
+"""Most bytes of a server's answer with its model, or with token ids."""
 IDLE_SECONDS = 4.0
-"""After which a connection isn't used again: servers end idle ones, uvicorn after 5 s, and what
-is sent at that moment has no answer."""
+"""Idle time after which a connection isn't used again, in seconds. Servers close idle ones, uvicorn
+after 5 s, and a request sent at that moment gets no answer.
+"""
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 EVENT_STREAM = "text/event-stream"
 MAX_TOKEN_ID = 2**31
@@ -39,29 +40,29 @@ _UNREADABLE = (msgspec.MsgspecError, LookupError, TypeError, RecursionError)
 
 
 class ServerError(AioserveError):
-    """The server can't be measured: it isn't there, or answers nothing that helps."""
+    """The server can't be measured: it isn't there, or its answer lacks what is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where requests go, and what each of them says beside its prompt and length."""
+    """Address of requests, and what each of them says beside its prompt and length."""
 
     base_url: str
-    """Without `/v1` and a slash at the end."""
+    """URL without `/v1` and without a slash at the end."""
     kind: str = "completions"
-    """`completions` or `chat`."""
+    """API: `completions` or `chat`."""
     model: str
     ignore_eos: bool = True
     return_token_ids: bool = False
     hints: bool = False
-    """Whether what policies of aioserve read is sent."""
+    """Send what policies of aioserve read."""
 
     @property
     def url(self) -> str:
         return self.base_url + PATHS[self.kind]
 
     def body(self, request: TraceRequest, prompt: Sequence[int | str]) -> bytes:
-        """The body of one request. Words of a prompt are joined by spaces."""
+        """Return the body of one request. Words of a prompt are joined by spaces."""
         content = prompt if prompt and isinstance(prompt[0], int) else " ".join(map(str, prompt))
         body: dict[str, Any] = {
             "model": self.model,
@@ -96,7 +97,7 @@ class Endpoint:
 
 
 def base_url_of(url: str) -> str:
-    """The server's address, which may end in `/v1`. Raises `ConfigError` for what is none."""
+    """Return the server's address without `/v1`. Raises `ConfigError` for an invalid one."""
     base = url.rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(base)
@@ -132,10 +133,10 @@ class CompletionClient:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._session.close()
 
-    # -- what the server is
+    # -- the server's model and tokens
 
     async def served_model(self, base_url: str) -> str:
-        """Name of the first model that it lists. Raises `ServerError`."""
+        """Return the name of the first model that the server lists. Raises `ServerError`."""
         status, body = await self._asked("GET", base_url + "/v1/models")
         try:
             models = msgspec.json.decode(body)["data"]
@@ -150,7 +151,7 @@ class CompletionClient:
         return name
 
     async def ordinary_token_ids(self, base_url: str, model: str) -> list[int]:
-        """Ids of tokens of common words, which prompts may be made of. Raises `ServerError`."""
+        """Return ids of tokens of common words, for prompts. Raises `ServerError`."""
         asked = {"model": model, "prompt": " ".join(WORDS), "add_special_tokens": False}
         status, body = await self._asked("POST", base_url + "/tokenize", asked)
         try:
@@ -193,7 +194,7 @@ class CompletionClient:
         body: bytes,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Send one request and read its stream to the end; what comes is noted in `served`."""
+        """Send one request and read its stream to the end. Results are recorded in `served`."""
         reading = StreamReading(served)
         record = served.record
         served.is_sent = True
@@ -227,12 +228,12 @@ class CompletionClient:
 
 
 class StreamReading:
-    """What has come of one stream."""
+    """State of one stream that is being read."""
 
     def __init__(self, served: ServedRequest) -> None:
         self.has_begun = False
         self.last_seconds: float | None = None
-        """When the last token came."""
+        """Time of the last token."""
         self._served = served
         self._lines = EventLines()
         self._usage: Usage | None = None
@@ -275,7 +276,7 @@ class StreamReading:
         self.last_seconds = now
 
     def end(self) -> None:
-        """The stream has ended without an error of the connection."""
+        """Finish a stream that ended without an error of the connection."""
         served, record, usage = self._served, self._served.record, self._usage
         for data in self._lines.end():
             self._take(data)
@@ -294,20 +295,22 @@ class StreamReading:
         record.ending = Ending.CUT_SHORT if is_short else Ending.FINISHED
 
     def fail(self, kind: str, detail: str, ending: Ending = Ending.FAILED) -> None:
-        """The first failure counts."""
+        """Record a failure. The first one counts."""
         if not self._served.failure:
             self._served.failure, self._served.detail = kind, detail
             self._served.record.ending = ending
 
 
 def _elsewhere(response: aiohttp.ClientResponse) -> bytes:
-    """Where a server says that it is, which isn't followed: another one would be measured."""
+    """Return where a server redirects to. Redirects aren't followed: another server would be
+    measured.
+    """
     where = response.headers.get("location", "")
     return f"it redirects to {where}".encode(errors="replace") if where else b""
 
 
 def _text_of(body: bytes) -> str:
-    """The message of an error, or what there is in its place, in one line."""
+    """Return the message of an error, or the body in its place, in one line."""
     try:
         return _message_of(msgspec.json.decode(body)["error"])
     except _UNREADABLE:

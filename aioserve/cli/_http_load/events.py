@@ -1,6 +1,6 @@
-"""Reads the stream of a completion: bytes of server-sent events, in any pieces, become chunks.
+"""Parser of a completion's stream: server-sent events, in any pieces of bytes, become chunks.
 
-Of a chunk only what a measurement needs is decoded. Knows neither clocks nor connections.
+Only what a measurement needs is decoded of a chunk. Knows neither clocks nor connections.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["DONE", "Choice", "Chunk", "EventLines", "Usage", "decoded_chunk"]
 
 DONE = b"[DONE]"
 MAX_LINE_BYTES = 2**23
-"""Longest line of a stream: a chunk has some hundred bytes."""
+"""Most bytes of a line of a stream: a chunk has some hundred."""
 MAX_TOKENS = 10**12
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
@@ -36,8 +36,10 @@ class Choice(msgspec.Struct):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether it carries something that the model generated. A chunk that only names the role,
-        or has an empty text, does not."""
+        """True if it carries something that the model generated.
+
+        A chunk with only a role, or with an empty text, does not.
+        """
         if self.text or self.token_ids:
             return True
         delta = self.delta
@@ -55,7 +57,7 @@ class _PromptDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Counts of a request, as the server has them."""
+    """Token counts of a request, as the server reports them."""
 
     prompt_tokens: _Count | None = None
     completion_tokens: _Count | None = None
@@ -77,7 +79,7 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 
 def decoded_chunk(data: bytes) -> Chunk:
-    """Raises `msgspec.MsgspecError` for what is no chunk of a completion."""
+    """Decode a chunk. Raises `msgspec.MsgspecError` for anything else."""
     try:
         return _decode(data)
     except RecursionError:
@@ -85,14 +87,16 @@ def decoded_chunk(data: bytes) -> Chunk:
 
 
 class EventLines:
-    """Takes pieces of a stream, and gives the data of each line that has some."""
+    """Takes pieces of a stream, and yields the data of each data line."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def of(self, piece: bytes) -> Iterator[bytes]:
-        """Data of the lines that the piece completes, the rest of the pieces before included.
-        Raises `msgspec.DecodeError` for a line of more than `MAX_LINE_BYTES`."""
+        """Yield data of the lines that this piece completes, with what earlier pieces left.
+
+        Raises `msgspec.DecodeError` for a line of more than `MAX_LINE_BYTES`.
+        """
         first, *others = piece.split(b"\n")
         self._rest += first
         if len(self._rest) > MAX_LINE_BYTES:
@@ -106,5 +110,5 @@ class EventLines:
                 yield line[5:].strip()
 
     def end(self) -> Iterator[bytes]:
-        """Data of a last line without an end."""
+        """Yield data of a last line without a line end."""
         return self.of(b"\n")

@@ -1,8 +1,8 @@
-"""Sends the requests of a load when each is due, and says how late it was itself.
+"""Load generator: sends each request when it is due, and reports how late it was itself.
 
-Each request is due when the trace says, or in a closed loop when its caller has thought. With a
-limit of those at once it is held until there is room; without times, as many as the limit are under
-way until all have been sent.
+Each request is due at the time in the trace, or in a closed loop when its caller has thought. With
+a limit on concurrent requests it is held until there is room. Requests without times run as many at
+once as the limit allows, until all have been sent.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ __all__ = ["Clock", "Load", "Send", "run_load"]
 
 Clock = Callable[[], float]
 Send = Callable[[ServedRequest, bytes, Clock], Awaitable[None]]
-"""Sends a body, and notes in the first what came when, by the clock."""
+"""Sends a body, and records the times in its first argument, by the clock."""
 
 AHEAD_SECONDS = 0.05
-"""How long before it is due a request's body is made, so that this makes no request late."""
+"""Lead time, in seconds, in which a request's body is made: that makes no request late."""
 TICK_SECONDS = 0.001
-"""Shortest time to wait for a request: less than a clock's next reading may be no time at all."""
+"""Shortest wait for a request, in seconds: a shorter one may be no time at all by the clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What was sent, and how the generator did."""
+    """Requests that were sent, and the generator's own performance."""
 
     served: list[ServedRequest]
-    """All requests of the trace, in its order, those that were never sent included."""
+    """All requests of the trace, in its order, unsent ones included."""
     seconds: float
     busy_share: float
     """Processor time of this process, as a share of the time."""
     interrupted: bool
-    """Whether Ctrl-C ended it."""
+    """True if Ctrl-C ended it."""
 
 
 async def run_load(
@@ -56,8 +56,8 @@ async def run_load(
 ) -> Load:
     """Send all requests, and wait until the last has ended. No request is sent after `max_seconds`.
 
-    Cancelling the task ends the load: what was measured until then is returned. Raises `TraceError`
-    where a closed loop has a request that follows none before it.
+    Cancelling the task ends the load, and returns the measurements so far. Raises `TraceError` if a
+    request of a closed loop follows no earlier one.
     """
     run = _Run(
         requests, send, body_of, closed_loop, concurrency, max_seconds, on_progress, seconds_now
@@ -100,7 +100,7 @@ class _Run:
         self._body_of = body_of
         self._room = None if concurrency is None else asyncio.Semaphore(concurrency)
         self._room_seconds = 0.0
-        """When there was room last, after there had been none."""
+        """Time at which there was room again, after there had been none."""
         self._max_seconds = max_seconds
         self._on_progress = on_progress
         self._num_under_way = 0
@@ -110,7 +110,7 @@ class _Run:
         self._seconds_now = seconds_now
         self._began = seconds_now()
         self.ended_seconds = 0.0
-        """When the last request ended."""
+        """Time at which the last request ended."""
 
     def now(self) -> float:
         return self._seconds_now() - self._began
@@ -124,11 +124,11 @@ class _Run:
                     self._num_under_way += 1
                     group.create_task(self._one(self._served_of[id(record)], self._room_seconds))
         except BaseExceptionGroup as failures:
-            # A fault of the generator itself; the others were cancelled by it.
+            # The generator itself failed; the others were cancelled by it.
             raise failures.exceptions[0] from failures
 
     async def _next(self) -> RequestRecord | None:
-        """The next request, shortly before it is due; None where no further one comes."""
+        """Return the next request shortly before it is due, or None if no further one comes."""
         while True:
             now, due = self.now(), self._arrivals.next_seconds
             if due is not None and self._max_seconds is not None and due > self._max_seconds:
@@ -144,11 +144,11 @@ class _Run:
                     await self._changed.wait()
 
     def _seconds_left(self, now: float) -> float | None:
-        """Until no further request is sent; None without such a limit."""
+        """Return the seconds until no further request is sent; None without a time limit."""
         return None if self._max_seconds is None else max(0.0, self._max_seconds - now)
 
     async def _has_room(self) -> bool:
-        """Wait until fewer than the limit are under way; False where the load is over before."""
+        """Wait until there is room for a request; False if the load ends before."""
         if self._room is None:
             return True
         try:

@@ -1,4 +1,6 @@
-"""Measures a server: asks what it serves, warms it up, sends the load, and makes figures of it."""
+"""Measurement of a server: asks for its model, warms it up, sends the load, and computes
+figures.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ __all__ = ["Measured", "measure_server"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What came of a load."""
+    """Results of a load."""
 
     url: str
     model: str
     requests: Sequence[TraceRequest]
-    """As they were to be sent."""
+    """Requests as they were to be sent."""
     load: Load
     metrics: ServedMetrics
 
@@ -36,8 +38,8 @@ async def measure_server(
 ) -> Measured:
     """Send these requests, as checked options say.
 
-    Raises `ServerError` where the server isn't there, tells no model or no token ids, or a warm-up
-    request fails; `TraceError` where a closed loop has a request that follows none before it.
+    Raises `ServerError` if the server isn't there, tells no model or token ids, or fails a warm-up
+    request. Raises `TraceError` if a request of a closed loop follows no earlier one.
     """
     seed = options.seed or 0
     async with CompletionClient(api_key=api_key, timeout_seconds=options.timeout_seconds) as client:

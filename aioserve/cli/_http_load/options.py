@@ -37,65 +37,71 @@ OF_RANDOM_PROMPTS = ("input_len", "output_len", "shared_prefix_len", "shared_pre
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions(WorkloadOptions):
-    """What is sent to the server, and how."""
+    """Options for what is sent to the server."""
 
     num_requests: int | None = None
-    """Requests in all: 32 random ones, 500 of a made-up workload, or the first so many of a
-    trace."""
+    """Number of requests: 32 random ones or 500 of a made-up workload when not given; of a trace,
+    the first of it or all.
+    """
     rate: float | None = None
-    """Requests a second. Those of a trace are stretched evenly, random prompts then come as
-    --arrivals poisson; not given: as recorded, and random prompts all at once."""
+    """Requests a second. Those of a trace are stretched evenly, random prompts come as --arrivals
+    poisson. Not given: as recorded, and random prompts all at once.
+    """
     seed: int | None = None
     """Key of all that is drawn: prompts, arrivals and made-up workloads; 0 when not given."""
     synthetic: str | None = None
-    """A made-up workload in place of a trace: prefix-trees, conversations, bursts, tenants or
-    heavy-tails."""
+    """Made-up workload in place of a trace: prefix-trees, conversations, bursts, tenants or
+    heavy-tails.
+    """
     speed: float | None = None
-    """This many times as fast as the trace was recorded, times to think included."""
+    """Speed relative to the recorded trace, which also shortens times to think."""
     input_len: int | None = None
     """Tokens of each random prompt; 128 when not given."""
     output_len: int | None = None
     """Tokens of each completion of a random prompt; 128 when not given."""
     shared_prefix_len: int | None = None
-    """The first tokens of every random prompt that are the same in its group; 0 when not given."""
+    """First tokens of every random prompt that are the same in its group; 0 when not given."""
     shared_prefix_groups: int | None = None
     """Groups of random prompts with the same first tokens, in turn; 1 when not given."""
     concurrency: int | None = None
     """Most requests at once; those that are due meanwhile are held. Not given: no limit."""
     num_warmups: int = 1
-    """Requests before the load, one after the other, which are in no figure."""
+    """Requests before the load, one after the other, which no figure includes."""
     max_seconds: float | None = None
-    """No request is sent after so many seconds; those under way may end."""
+    """Time after which no request is sent, in seconds; those under way may end."""
     timeout_seconds: float = 600.0
-    """A request that takes longer has failed."""
+    """Time after which a request has failed, in seconds."""
     endpoint: str = "completions"
-    """completions, or chat: a prompt is then a message of the user's, in text."""
+    """API: completions, or chat, where a prompt is a user's message, in text."""
     model: str | None = None
     """Name of the model; not given: the first that the server lists."""
     api_key: str | None = None
     """Key to be sent as a bearer token; AIOSERVE_BENCH_API_KEY holds one too."""
     prompts: str | None = None
-    """ids: prompts are token ids, exactly as many as asked; text: as many common words, which the
-    server's tokenizer makes tokens of. Not given: ids, and text for chat."""
+    """Kind of prompts. With ids, token ids, exactly as many as asked. With text, as many common
+    words, which the server's tokenizer turns into tokens. Not given: ids, and text for chat.
+    """
     vocab_size: int | None = None
-    """Prompts have ids below this one; not given: ids that the server's /tokenize gives for common
-    words."""
+    """Bound of the ids in prompts; not given: ids that the server's /tokenize gives for common
+    words.
+    """
     ignore_eos: bool = True
-    """Ask for completions that go on behind an end-of-sequence token, to the length asked for."""
+    """Ask for completions that go on past an end-of-sequence token, to the length asked for."""
     return_token_ids: bool = False
-    """Ask for the ids of tokens, as aioserve and vLLM have it: then each token has a time, and not
-    only those that have a text."""
+    """Ask for the ids of tokens, as aioserve and vLLM offer it. Then each token has a time, even
+    without text.
+    """
     hints: bool = False
     """Send what policies of aioserve read: sessions, classes, forecasts, targets and deadlines."""
     json: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
-    """Also write the results to this file; "-" prints JSON alone."""
+    """File to write the results to, beside the tables; "-" prints JSON alone."""
     report: Path | None = None
     """Write a page with charts to this file."""
     requests: Path | None = None
     """Write a line for each request to this file, *.csv or *.jsonl."""
 
     def check(self, trace: Path | None) -> None:
-        """Raises `ConfigError` for options that make no sense, alone, together or with `trace`."""
+        """Raise `ConfigError` for options that make no sense, alone, together or with `trace`."""
         if trace is not None and self.synthetic is not None:
             raise ConfigError("give either a trace or --synthetic, and not both")
         if trace is not None or self.synthetic is not None:
@@ -139,7 +145,7 @@ FLAGS = (
 
 
 def requests_of(trace: Path | None, options: LoadOptions) -> list[TraceRequest]:
-    """The requests to be sent, of a trace, a made-up workload or random prompts.
+    """Return the requests to be sent, of a trace, a made-up workload or random prompts.
 
     Raises `TraceError` for a file, and `ConfigError` for options that make no sense together.
     """
@@ -166,8 +172,10 @@ def requests_of(trace: Path | None, options: LoadOptions) -> list[TraceRequest]:
 
 
 def warmups_of(requests: Sequence[TraceRequest], options: LoadOptions) -> list[TraceRequest]:
-    """Requests as long as the first ones, which share no prefix with any, with two tokens to
-    generate."""
+    """Return warm-up requests as long as the first ones, with at most two tokens to generate.
+
+    They share no prefix with any other request.
+    """
     return [
         TraceRequest(
             MAX_REQUESTS - 1 - nth,
@@ -185,7 +193,9 @@ def warmups_of(requests: Sequence[TraceRequest], options: LoadOptions) -> list[T
 
 
 def _random_requests(options: LoadOptions) -> list[TraceRequest]:
-    """All at once. The shared prefix is a block of the trace, by the number of its group."""
+    """Return random requests that come all at once. The shared prefix is a block of the trace, with
+    its group's number.
+    """
     count = _or(options.num_requests, RANDOM_REQUESTS)
     check_int("num_requests", count, 1, MAX_RANDOM_REQUESTS)
     length = _or(options.input_len, RANDOM_TOKENS)

@@ -1,5 +1,6 @@
-"""Makes prompts of the requests of a trace, which hold no text: token ids or words, drawn from a
-seed, so that blocks that are equal in the trace are equal in the prompts, and no others are.
+"""Prompts for the requests of a trace, which holds no text: token ids or words, drawn from a seed.
+
+Prompts have equal blocks exactly where the trace has equal blocks.
 """
 
 from __future__ import annotations
@@ -42,10 +43,9 @@ _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 def drawn_prompt(request: TraceRequest, alphabet: Sequence[T], seed: int) -> list[T]:
-    """As many items of `alphabet` as the request's prompt has tokens.
+    """Return as many items of `alphabet` as the request's prompt has tokens.
 
-    What stands at a place depends on the seed, the place, the request's session and the token that
-    the trace has there.
+    Each item depends on the seed, its place, the request's session and the trace's token there.
     """
     tokens = request.prompt_ids().astype(np.uint64)
     name = f"{seed} {request.session}".encode("utf-8", "surrogatepass")
@@ -56,8 +56,11 @@ def drawn_prompt(request: TraceRequest, alphabet: Sequence[T], seed: int) -> lis
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number
-    Generators", OOPSLA 2014): each bit of the result depends on each bit of a value."""
+    """Return the finaliser of SplitMix64, by which each bit of a value affects all bits of the
+    result.
+
+    See Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
+    """
     values = (values ^ (values >> _SHIFTS[0])) * _FACTORS[0]
     values = (values ^ (values >> _SHIFTS[1])) * _FACTORS[1]
     return values ^ (values >> _SHIFTS[2])

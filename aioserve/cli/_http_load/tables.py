@@ -1,4 +1,4 @@
-"""Prints what was measured of a server, and writes it as JSON, rows of requests and a page."""
+"""Output of a server's measurement: printed, as JSON, as rows of requests, and as a page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GROUP_FIGURES = (
 
 
 def write_measured(measured: Measured, trace: Path | None, options: LoadOptions) -> None:
-    """Write the files that were asked for, and print JSON where that takes the place of tables."""
+    """Write the files that were asked for, and print JSON if it replaces the tables."""
     result = json_text(_result(measured, trace, options))
     if options.json == "-":
         print(result)
@@ -105,7 +105,7 @@ def _print_counts(console: Console, metrics: ServedMetrics) -> None:
 
 
 def _counts(metrics: ServedMetrics) -> list[str]:
-    """What became of the requests, and where figures rest on less than they should."""
+    """Return lines about the requests' ends, and about figures that rest on too little."""
     parts = [f"{metrics.finished:,} finished"]
     for count, what in (
         (metrics.cut_short, "of those shorter than asked for"),
@@ -191,7 +191,7 @@ def _ended(measured: Measured) -> list[RequestRecord]:
 
 
 def _is_timed(measured: Measured) -> bool:
-    """Whether requests have times of their own, so that to be held is to be late."""
+    """True if requests have times of their own, so that holding one makes it late."""
     return any(request.arrival_seconds for request in measured.requests)
 
 
