@@ -1,6 +1,6 @@
-"""Runs traces through the real scheduler and KV memory on a virtual clock, and measures the result.
+"""Simulation of traces: the real scheduler and KV memory run on a virtual clock, and are measured.
 
-Knows neither asyncio nor torch: what is here runs on a machine without a model.
+Knows neither asyncio nor torch, so it runs on a machine without a model.
 """
 
 from __future__ import annotations

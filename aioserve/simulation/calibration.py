@@ -1,13 +1,19 @@
-"""Makes cost tables: of measured steps, with how well they predict steps that they haven't seen,
-and of the latency profile that was published with splitwise-sim (Patel et al., "Splitwise", ISCA
-2024): prompt and token times of large models on GPUs, measured with vLLM.
+"""Cost tables from measured steps or from a published latency profile.
 
-A row of the profile is a run of one batch: `model`, `hardware`, `tensor_parallel`, `prompt_size`
-and `token_size` of each request, `batch_size`, and in milliseconds `prompt_time` (all prompts),
-`token_time` (one token of each completion) and `e2e_time`. The file is CSV, or JSON with one row a
-line; plain or `.gz`.
+Tables of measured steps come with their prediction errors on held-out steps. The profile is that of
+splitwise-sim (Patel et al., "Splitwise", ISCA 2024): prompt and token times of large models on
+GPUs, measured with vLLM.
 
-Knows nothing about how steps are measured; `aioserve calibrate` does that.
+A row of the profile is a run of one batch, with these fields:
+
+- `model`, `hardware` and `tensor_parallel`: the setup
+- `prompt_size` and `token_size` of each request, and `batch_size`
+- `prompt_time` of all prompts, in milliseconds
+- `token_time` of one token of each completion, in milliseconds
+- `e2e_time`, in milliseconds
+
+The file is CSV, or JSON with one row a line; plain or `.gz`. Knows nothing about how steps are
+measured; `aioserve calibrate` does that.
 """
 
 from __future__ import annotations
@@ -56,16 +62,17 @@ Floats = npt.NDArray[np.float64]
 ROUNDS = 20
 """Rounds of reweighting: enough for the fit to settle within a thousandth."""
 NUM_RATIOS = 32
-"""Ratios of each point's noise: of the longest steps, every 32nd shows by itself."""
+"""Ratios of each point's noise: the longest 32nd of the steps has a ratio of its own."""
 LEAST_NOISY = 64
-"""Steps from which a point's noise is made; a point with fewer takes in those of its nearest."""
+"""Fewest steps for the noise of a point. A point with fewer also uses those of its neighbours."""
 LEAST_ERROR = 1e-3
-"""Relative errors below this weigh the same, and so do predictions below this part of the longest
-step."""
+"""Floor of relative errors: smaller ones weigh the same. Also the floor of predictions, as a part
+of the longest step.
+"""
 MOST_MEDIAN_ERROR = 0.5
 MOST_TOTAL_ERROR = 0.25
 MOST_HELD_UP = 5.0
-"""A step that took longer than so many times what is predicted counts as so many."""
+"""Cap of a step's time relative to its prediction: a longer step counts as this much."""
 
 
 class StepSample(msgspec.Struct, frozen=True):
@@ -76,37 +83,41 @@ class StepSample(msgspec.Struct, frozen=True):
 
 
 class PredictionError(msgspec.Struct, frozen=True):
-    """Errors of a table on measured steps, relative to what was measured."""
+    """Errors of a table on measured steps, relative to the measured times."""
 
     steps: int
     median: float
-    """Median of the single steps' errors, all taken as positive."""
+    """Median of the single steps' absolute errors."""
     p90: float
     total: float
-    """Error of the sum of all steps: positive where the table says more."""
+    """Error of the sum of all steps; positive if the table overestimates."""
 
     @property
     def is_poor(self) -> bool:
-        """Whether the table tells too little: half of the steps are off by more than
-        `MOST_MEDIAN_ERROR`, or their sum by more than `MOST_TOTAL_ERROR`."""
+        """True if the table predicts too badly.
+
+        Half of the steps are off by more than `MOST_MEDIAN_ERROR`, or their sum by more than
+        `MOST_TOTAL_ERROR`.
+        """
         return not (self.median <= MOST_MEDIAN_ERROR and abs(self.total) <= MOST_TOTAL_ERROR)
 
 
 def fit_table(
     samples: Sequence[StepSample], prefill_tokens: Sequence[int], decode_batch: Sequence[int]
 ) -> CostTableFile:
-    """Fit the table with those axes, both from 0, that has the least mean relative error.
+    """Fit the table on these axes, both from 0, that has the least mean relative error.
 
-    Its shape is a median regression (least absolute deviations, by iteratively reweighted least
-    squares; Schlossmacher, "An Iterative Technique for Absolute Deviations Curve Fitting", JASA
-    1973), so that a step which something else held up weighs no more than another. The grid is
-    then made to grow along both axes, and all of it scaled by the factor that makes the sum of all
-    steps right, since queues grow with the sum: seconds are means, and how far single steps are
-    from them is the noise, in the order of `samples`, which is that of time. A step with neither
-    prompt nor decoding tokens doesn't exist, and that point is given the value of a single decoding
-    sequence.
+    Its shape is a median regression, so a step that something else held up weighs no more than
+    another. The method is least absolute deviations by iteratively reweighted least squares
+    (Schlossmacher, "An Iterative Technique for Absolute Deviations Curve Fitting", JASA 1973).
 
-    Raises `ConfigError` for axes that aren't such, and where points of the grid lack samples.
+    The grid is then made to grow along both axes. A factor makes the sum of all steps right, since
+    queues grow with the sum. So seconds are means; the ratios of single steps to them are the
+    noise, in the order of `samples`, which is that of time. The point without prompt and decoding
+    tokens is no real step; it has the value of a single decoding sequence.
+
+    Raises `ConfigError` for axes that don't grow from 0, and for points of the grid without
+    samples.
     """
     for name, axis in (("prefill_tokens", prefill_tokens), ("decode_batch", decode_batch)):
         if len(axis) < 2 or axis[0] != 0 or any(np.diff(axis) <= 0):
@@ -114,8 +125,8 @@ def fit_table(
     shape = len(prefill_tokens), len(decode_batch)
     rows = np.array([_row(sample.load, prefill_tokens, decode_batch) for sample in samples])
     rows = rows.reshape(len(samples), shape[0] * shape[1] + 2)
-    # The step that doesn't exist lends its weight to the one whose value it is given: free, it
-    # could take any, and steps beyond an axis of two points lean on it.
+    # The empty step lends its weight to the step whose value it gets. If it were free, it could
+    # take any value, and steps beyond an axis of two points depend on it.
     rows[:, 1] += rows[:, 0]
     rows[:, 0] = 0
     seconds = np.array([sample.seconds for sample in samples], float)
@@ -154,7 +165,9 @@ def fit_table(
 
 
 def prediction_error(table: CostTable, samples: Sequence[StepSample]) -> PredictionError:
-    """Errors of a table on steps, at least one, preferably not those that it was fitted to."""
+    """Return the errors of a table on at least one step, preferably steps that it wasn't
+    fitted to.
+    """
     measured = np.array([sample.seconds for sample in samples])
     predicted = np.array([table.seconds(sample.load) for sample in samples])
     errors = np.abs(predicted / measured - 1)
@@ -163,7 +176,9 @@ def prediction_error(table: CostTable, samples: Sequence[StepSample]) -> Predict
 
 
 def _row(load: StepLoad, prefill_tokens: Sequence[int], decode_batch: Sequence[int]) -> Floats:
-    """Weights in a step of each point of the grid, a token of context and an attended pair."""
+    """Return the weights in a step of each point of the grid, a token of context and an attended
+    pair.
+    """
     weights = np.zeros((len(prefill_tokens), len(decode_batch)))
     i, u = place_on(prefill_tokens, load.prefill_tokens)
     j, v = place_on(decode_batch, load.decode_batch)
@@ -181,8 +196,11 @@ def _step_noise(
     prefill_tokens: Sequence[int],
     decode_batch: Sequence[int],
 ) -> tuple[tuple[tuple[tuple[float, ...], ...], ...], tuple[int, ...]]:
-    """Ratios of what steps took to what the table says, by the point that each is nearest to; 1 on
-    average at each point. Then the rank of each step among those of its point, in their order."""
+    """Return the noise of each point, and the order of the measured steps.
+
+    The noise is the ratios of the steps' times to the table's, by the nearest point; 1 on average
+    at each point. The order is each step's rank among those of its point.
+    """
     nearest = np.array(
         [
             nearest_to(
@@ -193,11 +211,11 @@ def _step_noise(
         ]
     )
     places = np.zeros(len(ratios))
-    """Where each step is among those of its point: 0 for the shortest, up to 1."""
+    """Place of each step among those of its point: 0 for the shortest, up to 1."""
 
     def at(i: int, j: int) -> tuple[float, ...]:
         away = np.abs(nearest - (i, j))
-        # Steps with a prompt are another kind than those without.
+        # Steps with a prompt are of another kind than steps without.
         other_kind = (nearest[:, 0] > 0) != (i > 0)
         distances = away.sum(axis=1) + other_kind * sum(grid_shape)
         reach = np.sort(distances)[min(LEAST_NOISY, len(distances)) - 1]
@@ -212,13 +230,15 @@ def _step_noise(
 
 
 def _ranks(places: Floats) -> tuple[int, ...]:
-    """As many of each rank, so that steps take on average what the table says."""
+    """Return ranks, equally many of each, so that steps take on average what the table says."""
     order = np.argsort(np.argsort(places, kind="stable"), kind="stable")
     return tuple((order * NUM_RANKS // len(places)).tolist())
 
 
 def _equal_parts(ratios: Floats) -> tuple[float, ...]:
-    """Means of as many equal parts of sorted values, relative to the mean of all."""
+    """Return the means of `NUM_RATIOS` equal parts of sorted values, relative to the mean of
+    all.
+    """
     sums = np.concatenate([[0.0], np.cumsum(ratios)])
     ends = np.linspace(0, len(ratios), NUM_RATIOS + 1)
     parts = np.diff(np.interp(ends, np.arange(len(sums)), sums))
@@ -226,9 +246,12 @@ def _equal_parts(ratios: Floats) -> tuple[float, ...]:
 
 
 def _least_absolute(rows: Floats, seconds: Floats, used: npt.NDArray[np.bool_]) -> Floats:
-    """Least sum of absolute errors over the `used` columns, the others' being 0. Errors are
-    relative to what is predicted: a step that was measured too short must not weigh more for it."""
-    # Columns of about the same size, or the small ones would be taken for rounding errors.
+    """Return the solution with the least sum of absolute errors; columns that aren't `used` get 0.
+
+    Errors are relative to the predictions, so that a step that was measured too short doesn't weigh
+    more.
+    """
+    # Scale columns to about the same size; otherwise small ones would look like rounding errors.
     scale = np.maximum(rows[:, used].max(axis=0), 1e-300)
     scaled = rows[:, used] / scale
     weights = np.ones(len(seconds))
@@ -243,10 +266,10 @@ def _least_absolute(rows: Floats, seconds: Floats, used: npt.NDArray[np.bool_]) 
 
 
 PROFILE = re.compile(r"(.+\.(?:csv|jsonl)(?:\.gz)?)(?::([^:]*))?")
-"""A profile's file, and the setup behind it."""
+"""Pattern of a profile's file, and the setup behind it."""
 
 MOST_DRAWN_OUT = 2.0
-"""Most times the sum of its parts that a run of one batch takes."""
+"""Largest ratio of a run of one batch to the sum of its parts."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_REQUEST_TOKENS)]
 Milliseconds = Annotated[float, msgspec.Meta(gt=0, le=1000 * MAX_STEP_SECONDS)]
@@ -269,16 +292,17 @@ class ProfileRow(msgspec.Struct, frozen=True):
 
     @property
     def in_one_batch(self) -> bool:
-        """Whether the batch fitted the memory; otherwise its parts ran one after the other."""
+        """True if the batch fitted the memory; otherwise its parts ran one after the other."""
         parts = self.prompt_time + self.token_size * self.token_time
         return self.e2e_time < MOST_DRAWN_OUT * parts
 
 
 def read_cost(source: str) -> CostTable:
-    """Read a cost table's JSON file, or for `FILE:MODEL,HARDWARE,TENSOR_PARALLEL` a setup of a
-    latency profile. The name of a profile ends in .csv or .jsonl, or in these and .gz.
+    """Read a cost table: a JSON file, or a setup of a latency profile.
 
-    Raises `ConfigError` as `read_cost_table` and `read_latency_profile`.
+    A setup is named `FILE:MODEL,HARDWARE,TENSOR_PARALLEL`. The name of a profile ends in .csv or
+    .jsonl, possibly followed by .gz. Raises `ConfigError` as `read_cost_table` and
+    `read_latency_profile` do.
     """
     profile = PROFILE.fullmatch(source)
     if profile is None:
@@ -287,16 +311,16 @@ def read_cost(source: str) -> CostTable:
 
 
 def read_latency_profile(path: str | Path, setup: str) -> CostTable:
-    """The table of one setup, `MODEL,HARDWARE,TENSOR_PARALLEL`, as in "llama2-70b,h100-80gb,8".
+    """Read the table of one setup, `MODEL,HARDWARE,TENSOR_PARALLEL`, as in
+    "llama2-70b,h100-80gb,8".
 
-    Prompt time is taken by tokens of all prompts together, and token time by batch size: medians
-    over the runs, made to grow. The profile has no steps with both. Such a step is taken to be as
-    long as the prompt time of all its tokens, or as the token time of its sequences, whichever is
-    longer. What context adds isn't told apart: token times are those of the profile's prompts, most
-    of which have 512 tokens.
+    Prompt time depends on the tokens of all prompts together, and token time on the batch size.
+    Both are medians over the runs, made to grow. The profile has no steps with both: they take the
+    longer of the prompt time of all tokens and the token time of the sequences. The cost of context
+    isn't separate: token times are those of the profile's prompts, most of which have 512 tokens.
 
-    Raises `ConfigError` for a file that is no profile and for a setup that isn't in it, listing
-    those that are.
+    Raises `ConfigError` for a file that is no profile, and for an unknown setup, with a list of the
+    known ones.
     """
     place = f"cost table {short(path)}"
     wanted = ",".join(part.strip() for part in setup.split(","))
@@ -338,7 +362,7 @@ def _table(prompts: dict[int, float], tokens: dict[int, float]) -> CostTable:
 
 
 def _medians(runs: list[tuple[int, float]]) -> dict[int, float]:
-    """Seconds by size, from milliseconds; none less than that of a smaller size."""
+    """Return seconds by size, from milliseconds; none is less than that of a smaller size."""
     by_size: defaultdict[int, list[float]] = defaultdict(list)
     for size, milliseconds in runs:
         by_size[size].append(milliseconds / 1000)

@@ -42,7 +42,7 @@ __all__ = [
 
 Floats = npt.NDArray[np.float64]
 _Place = tuple[int, float, int, float]
-"""A segment of each axis, and how far along it a step lies."""
+"""Segment of each axis, and a step's place along it."""
 
 MAX_POINTS = 1024
 """Most points of one axis."""
@@ -53,7 +53,7 @@ MAX_LOAD = 1 << 60
 
 class CostModel(Protocol):
     def step_seconds(self, plan: StepPlan) -> float:
-        """Seconds, more than 0, from the launch of a step to its tokens."""
+        """Return the seconds, more than 0, from the launch of a step to its tokens."""
         ...
 
 
@@ -63,9 +63,9 @@ class StepLoad(msgspec.Struct, frozen=True):
     prefill_tokens: int
     """Tokens of prompts."""
     decode_batch: int
-    """Sequences with one token that is sampled from."""
+    """Sequences with a single token that is sampled from."""
     context_tokens: int
-    """Tokens that these decoding sequences attend to, together."""
+    """Tokens that the decoding sequences attend to, together."""
     attended_pairs: int
     """Pairs of a prompt's token and a token that it attends to, over all prompt tokens."""
 
@@ -87,18 +87,20 @@ LEAST_OF_KV = {"max_model_len": 2, "num_window_groups": 0, "window": 0}
 
 
 class MeasuredKV(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """KV memory of the engine whose steps were measured. Raises `ConfigError` for what is none."""
+    """KV memory of the engine whose steps were measured. Raises `ConfigError` for invalid
+    values.
+    """
 
     num_pages: int
     page_size: int
     max_model_len: int
     """Most tokens of a prompt and its completion."""
     bytes_per_token: int | None = None
-    """Bytes of one token in a page: of the layers that share it."""
+    """Bytes of one token in a page, for the layers that share the page."""
     num_window_groups: int = 0
     """Groups of layers whose pages leave with the window, as in `KVLayout`."""
     window: int = 0
-    """Last positions that these keep; 0: there are none."""
+    """Last positions that these groups keep; 0 without window groups."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -110,8 +112,9 @@ class MeasuredKV(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_windows(self.num_window_groups, self.window)
 
     def tokens_of(self, num_seqs: int) -> int:
-        """Most tokens that so many sequences may have together once they are computed, as far as
-        the pages go."""
+        """Return the most computed tokens that `num_seqs` sequences can have together in the
+        pages.
+        """
         groups, size = self.num_window_groups, self.page_size
         kept = num_seqs * window_pages(self.window, size)
         whole = max(self.num_pages // (1 + groups), self.num_pages - groups * kept)
@@ -119,7 +122,7 @@ class MeasuredKV(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_windows(num_window_groups: int, window: int) -> None:
-    """Raise `ConfigError` for groups of layers without a window, and a window without groups."""
+    """Raise `ConfigError` for window groups without a window, and for a window without groups."""
     if (window > 0) != (num_window_groups > 0):
         raise ConfigError(
             "window must be at least 1 with num_window_groups, and 0 without, got "
@@ -128,22 +131,25 @@ def check_windows(num_window_groups: int, window: int) -> None:
 
 
 WAKE_AFTER_SECONDS = 0.005
-"""Time without a step after which the next one finds little of its own in the caches."""
+"""Idle time, in seconds, after which the next step finds little of its data in the caches."""
 
 
 class HostTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request takes outside of steps, and adds to them. Raises `ConfigError` for what is no
-    time."""
+    """Seconds that a request takes outside of steps, and adds to them.
+
+    Raises `ConfigError` for invalid times.
+    """
 
     intake_seconds: float = 0.0
-    """From its arrival until a step with it can be launched."""
+    """Time from a request's arrival until a step with it can be launched."""
     delivery_seconds: float = 0.0
-    """From the end of a step until its tokens are there for their readers."""
+    """Time from the end of a step until its tokens are there for their readers."""
     step_delay_seconds: float = 0.0
-    """What a request that comes while steps run adds to them: taking it in needs the event loop,
-    and a processor."""
+    """Time that a request adds to the steps during which it arrives. Taking it in needs the event
+    loop and a processor.
+    """
     wake_seconds: float = 0.0
-    """What the first step takes longer after `WAKE_AFTER_SECONDS` or more in which none ran."""
+    """Extra time of the first step after `WAKE_AFTER_SECONDS` or more without a step."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -163,14 +169,15 @@ NO_TIME = HostTimes()
 
 
 class CostTable:
-    """Measured steps: seconds by prompt tokens and by decoding sequences of the step, and what each
-    token of context adds.
+    """Measured steps: seconds by prompt tokens and decoding sequences, and the cost of each token
+    of context.
 
-    Between the points of the grid a step takes what bilinear interpolation says, and beyond it it
-    grows as between the last two points on that side. A step below the first point of an axis takes
-    as long as one there. Forks and page copies are not counted.
+    Between the points of the grid, times are interpolated bilinearly. Beyond it they grow as
+    between the last two points on that side. A step below the first point of an axis takes as long
+    as one there. Forks and page copies are not counted.
 
-    These are means: with `step_noise`, a single step takes them times a ratio that is drawn for it.
+    These are means. With `step_noise`, a single step takes its mean times a ratio that is drawn for
+    it.
     """
 
     def __init__(
@@ -188,14 +195,19 @@ class CostTable:
         noise_order: Sequence[int] | None = None,
         host: HostTimes = NO_TIME,
     ) -> None:
-        """`seconds[i][j]` is a step of `prefill_tokens[i]` and `decode_batch[j]` without context;
-        see `StepLoad` for what the other two are multiplied with. `max_context_tokens` and
-        `max_attended_pairs` are the most that were measured, where that is known; see `StepNoise`
-        for `step_noise[i][j]` and `noise_order`. `host` is what requests take outside of steps.
+        """Make a table of measured steps.
 
-        Raises `ConfigError` unless both axes grow, have two points or more, and fit the grid, each
-        step takes time, none that has more to do takes less, context costs no less than 0, and the
-        ratios of each point are 1 on average.
+        - `prefill_tokens` and `decode_batch` are the axes of the grid.
+        - `seconds[i][j]` is a step of `prefill_tokens[i]` and `decode_batch[j]` without context.
+        - `seconds_per_context_token` and `seconds_per_attended_pair` are factors of these fields of
+          `StepLoad`.
+        - `max_context_tokens` and `max_attended_pairs` are the most that were measured, if known.
+        - `step_noise` and `noise_order` are the arguments of `StepNoise`.
+        - `host` has the times of requests outside of steps.
+
+        Raises `ConfigError` unless both axes grow, have two points or more, and fit the grid. Times
+        must be positive and must not shrink as steps grow. Context must cost at least 0. The ratios
+        of each point must be 1 on average.
         """
         axes, grid = _checked_grid(prefill_tokens, decode_batch, seconds)
         for name, value in (
@@ -237,12 +249,15 @@ class CostTable:
         return self.seconds(StepLoad.of(plan))
 
     def seconds(self, load: StepLoad) -> float:
-        """Seconds that a step of that load takes, on average."""
+        """Return the mean seconds of a step with this load."""
         return self._seconds_at(self._place(load), load)
 
     def noisy_seconds(self, load: StepLoad, seed: int, step: int) -> float:
-        """Seconds of the step of that number, with the ratio drawn for it from `seed`. Raises
-        `ConfigError` for a table without noise."""
+        """Return the seconds of step number `step`, with the ratio that is drawn for it from
+        `seed`.
+
+        Raises `ConfigError` for a table without noise.
+        """
         place, noise = self._place(load), self._known_noise()
         return self._seconds_at(place, load) * noise.ratio(
             *nearest_to(*place), noise.draw(seed, step)
@@ -251,9 +266,11 @@ class CostTable:
     def decode_seconds(
         self, load: StepLoad, count: int, *, seed: int | None = None, step: int = 0
     ) -> Floats:
-        """Seconds of `count` steps: the first has that load, without a prompt, and each further one
-        a token of context more for each of its sequences. To the digit what `seconds` says of them
-        one by one, or, with a seed, `noisy_seconds` from that step's number on.
+        """Return the seconds of `count` steps without prompts, the first of this load.
+
+        Each further step has one more token of context for each sequence. The values equal, to the
+        last digit, those of `seconds`, or of `noisy_seconds` from number `step` on if a seed is
+        given.
         """
         place = self._place(load)
         grown = (load.context_tokens + load.decode_batch * np.arange(count)).astype(np.float64)
@@ -267,7 +284,7 @@ class CostTable:
         return seconds * ratios
 
     def outside(self, load: StepLoad) -> str | None:
-        """Way in which a step lies outside those that were measured; None for one between them."""
+        """Return how a step lies outside the measured ones; None if it lies between them."""
         for name, least, most in self._measured:
             value = getattr(load, name)
             if not least <= value <= most:
@@ -291,7 +308,7 @@ class CostTable:
     def _grid_seconds(self, place: _Place) -> float:
         i, u, j, v = place
         low, high = self._seconds[i], self._seconds[i + 1]
-        # Inside the grid, or on its edge; what lies beyond is added along each axis by itself.
+        # Inside the grid, or on its edge. What lies beyond is added for each axis separately.
         x, y = min(u, 1.0), min(v, 1.0)
         at_low, at_high = low[j] + y * (low[j + 1] - low[j]), high[j] + y * (high[j + 1] - high[j])
         along_decode = (1 - x) * (low[j + 1] - low[j]) + x * (high[j + 1] - high[j])
@@ -302,11 +319,11 @@ class CostTable:
 def _checked_grid(
     prefill_tokens: Sequence[int], decode_batch: Sequence[int], seconds: Sequence[Sequence[float]]
 ) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], Floats]:
-    """Both axes, and the seconds at their points; raises as `CostTable`."""
+    """Return both axes, and the seconds at their points; raises as `CostTable`."""
     with named("cost table"):
         prefill = _axis("prefill_tokens", prefill_tokens)
         decode = _axis("decode_batch", decode_batch)
-        # Of what is too long, no more is taken than tells so.
+        # Read no more of overlong rows than shows that they are too long.
         high, wide = len(prefill), len(decode)
         rows = [[*islice(row, wide + 1)] for row in islice(seconds, high + 1)]
         if len(rows) != high or any(len(row) != wide for row in rows):
@@ -335,30 +352,33 @@ def _axis(name: str, points: Sequence[int]) -> tuple[int, ...]:
 
 
 def place_on(axis: Sequence[int], value: int) -> tuple[int, float]:
-    """The segment of an axis that holds `value`, and how far along it that lies: 0 to 1, and more
-    beyond the end."""
+    """Return the segment of an axis that holds `value`, and its place there: 0 to 1, more beyond
+    the end.
+    """
     index = min(max(bisect_left(axis, value) - 1, 0), len(axis) - 2)
     return index, max(0.0, (value - axis[index]) / (axis[index + 1] - axis[index]))
 
 
 def nearest_to(i: int, u: float, j: int, v: float) -> tuple[int, int]:
-    """The point of a grid that is nearest to where `place_on` found a step on both axes."""
+    """Return the grid point nearest to a step that `place_on` found on both axes."""
     return i + (u > 0.5), j + (v > 0.5)
 
 
 class StepsOutside(msgspec.Struct, frozen=True):
-    """Steps of a run that its cost table was not measured for, so that what they take is guessed:
-    on with the last line of the table, or as long as its first point."""
+    """Steps of a run outside the range that its cost table was measured for.
+
+    Their times are extrapolated by the table's last segment, or are those of its first point.
+    """
 
     steps: int
     share: float
     """Share of all steps."""
     first: str | None
-    """Way in which the first of them is outside; None where there is none."""
+    """Description of the first step outside; None if there is none."""
 
 
 class TableSteps:
-    """A `CostModel` for one run."""
+    """`CostModel` of a table for one run. It counts steps outside the table."""
 
     def __init__(self, table: CostTable, noise_seed: int | None) -> None:
         self._table = table
@@ -383,25 +403,29 @@ class TableSteps:
 
     @property
     def tells_several(self) -> bool:
-        """Whether `decode_seconds` says the same as `step_seconds`: the class of a table may have a
-        method of its own."""
+        """True if `decode_seconds` agrees with `step_seconds`: a subclass of the table may override
+        one.
+        """
         return type(self._table) is CostTable
 
     def decode_seconds(self, load: StepLoad, step: int, count: int) -> list[float]:
-        """Seconds that `step_seconds` would say, to the digit, of `count` steps from that number
-        on: the first has that load, which is of decoding sequences alone, and each of them goes on
-        by a token from one to the next. They aren't counted."""
+        """Return the seconds that `step_seconds` would return, to the last digit, of `count` steps
+        from number `step` on.
+
+        The first step has this load, of decoding sequences alone. Each further step has one more
+        token of each sequence. These steps aren't counted.
+        """
         return self._table.decode_seconds(load, count, seed=self._seed, step=step).tolist()
 
     def count_decodes(self, load: StepLoad, count: int) -> None:
-        """Count such steps, which came about."""
+        """Count these steps as executed."""
 
         def outside(step: int) -> str | None:
             context = load.context_tokens + step * load.decode_batch
             return self._table.outside(replace(load, context_tokens=context))
 
         self._steps += count
-        # Context grows, so that all steps are outside from the first that is.
+        # Context grows, so all steps behind the first outside step are outside too.
         begins = bisect_left(range(count), True, key=lambda step: outside(step) is not None)
         if begins < count:
             self._outside += count - begins
@@ -409,13 +433,15 @@ class TableSteps:
 
     @property
     def outside(self) -> StepsOutside:
-        """Steps outside so far."""
+        """Steps outside the table so far."""
         return StepsOutside(self._outside, self._outside / (self._steps or 1), self._first)
 
 
 def steps_of(cost: CostModel, noise_seed: Any) -> CostModel:
-    """Cost model for the steps of one run. Raises `ConfigError` for a seed where there is no
-    noise."""
+    """Return the cost model for the steps of one run.
+
+    Raises `ConfigError` for a seed without noise.
+    """
     if noise_seed is not None:
         check_int("noise_seed", noise_seed, 0, MAX_SEED)
         if not isinstance(cost, CostTable) or cost.step_noise is None:

@@ -20,8 +20,10 @@ MAX_TABLE_BYTES = 16 << 20
 class CostTableFile(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"step_noise": "scatter"}
 ):
-    """A cost table as JSON. The fields are those that `CostTable` takes, and two more; `step_noise`
-    is called scatter in version 1 of the format."""
+    """A cost table as JSON: the arguments of `CostTable`, and two more fields.
+
+    `step_noise` is called scatter in version 1 of the format.
+    """
 
     prefill_tokens: tuple[int, ...]
     decode_batch: tuple[int, ...]
@@ -40,7 +42,7 @@ class CostTableFile(
     """Version of the format."""
 
     def table(self) -> CostTable:
-        """Make the table. Raises `ConfigError` for figures that make no sense."""
+        """Make the table. Raises `ConfigError` for invalid figures."""
         fields = asdict(self)
         del fields["measured"], fields["version"]
         return CostTable(**fields)
@@ -62,5 +64,5 @@ def read_cost_table(path: str | Path) -> CostTable:
         raise ConfigError(f"cost table {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{place}: nested too deeply") from error
-    except (OSError, ValueError) as error:  # those of JSON and of the table are ValueErrors
+    except (OSError, ValueError) as error:  # errors of JSON and of the table are ValueErrors
         raise ConfigError(f"{place}: {short(error)}") from error

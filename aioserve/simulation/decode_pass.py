@@ -1,11 +1,11 @@
-"""Passes many steps of a scheduler at once, in each of which every running sequence goes on by one
-token and nothing else happens.
+"""Many scheduler steps at once, in each of which every running sequence gets one token and nothing
+else happens.
 
 A pass leaves the scheduler as `plan` and `commit` would leave it, step by step. Completions may
-begin with the step in flight before it, and end with its last step. The policy is asked nothing in
-such steps, so it can't tell the difference; there is no pass where it might be asked, or told
-something before the end of the last step. Its parts say what keeps a
-step from being such; this module changes fields of its objects that are public.
+begin with the step in flight before it, and end with its last step. The policy isn't asked in these
+steps, so it can't tell the difference. There is no pass if the policy might be asked, or told
+something before the end of the last step. The scheduler's parts say what rules out a pass. This
+module changes public fields of its objects.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ __all__ = ["DecodePass", "decode_pass", "frees_at_once"]
 
 
 def decode_pass(scheduler: Scheduler) -> DecodePass | None:
-    """Make a pass from where the scheduler is now, with one step in flight or none. None where the
-    next step may differ from one token for each running sequence."""
+    """Make a pass from the scheduler's state, with at most one step in flight.
+
+    Returns None if the next step may differ from one token for each running sequence.
+    """
     state, policy_calls, memory = scheduler.state, scheduler.policy_calls, scheduler.memory
     if (
         not state.running
@@ -43,8 +45,8 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
         or len(state.running) > state.max_num_batched_tokens
         or memory.copies
         or len(memory.groups) > 1  # a pass counts pages of group 0 alone
-        or not memory.keeps_all  # pages come back in such steps
-        # Its own strategy is told of ticks, of which there are fewer.
+        or not memory.keeps_all  # pages come back during these steps
+        # A strategy of its own is told of ticks, and a pass has fewer.
         or (memory.tree is not None and memory.tree.asks_strategy)
     ):
         return None
@@ -54,7 +56,7 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     num_flying = len(state.in_flight)
     late: Set[SequenceState] = frozenset()
     if num_flying:
-        # Results of those that have ended or were preempted meanwhile are dropped.
+        # Results of sequences that have ended or were preempted meanwhile are dropped.
         kept = [
             (run.sequence, item) for run, item, _ in state.in_flight[state.launched] if run.goes_on
         ]
@@ -84,7 +86,7 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
 
 
 def _all_go_on(sequences: list[SequenceState], page_size: int) -> bool:
-    """Whether each of these running sequences can only go on by a token next."""
+    """True if each of these running sequences can only get one token next."""
     for sequence in sequences:
         lease = sequence.lease
         if (
@@ -100,19 +102,21 @@ def _all_go_on(sequences: list[SequenceState], page_size: int) -> bool:
 
 
 def _is_about_to_answer(sequence: SequenceState) -> bool:
-    """Whether the step in flight has the first token of its completion."""
+    """True if the step in flight has the first token of the sequence's completion."""
     return sequence.pending > 0 and sequence.request.answers
 
 
 def frees_at_once(memory: KVMemory, count: int) -> bool:
-    """Whether `memory.make_free` would leave `count` pages free: it may evict fenced ones."""
+    """True if `memory.make_free` would leave `count` pages free: it may evict fenced ones."""
     short = count - memory.pool.num_free
     return short <= 0 or (memory.tree is not None and memory.tree.frees_at_once(short))
 
 
 def _grow(memory: KVMemory, sequences: Sequence[SequenceState], count: int, first: int) -> None:
-    """Reserve and advance `count` tokens of each sequence, none of which shares a page in part, as
-    so many steps from number `first` on would. Raises `InvariantError` for want of pages."""
+    """Reserve and advance `count` tokens of each sequence, as steps from number `first` on would.
+
+    No sequence may share a page in part. Raises `InvariantError` if there are too few pages.
+    """
     last = first + count - 1
     ends = [pages_for(sequence.lease.entries + count, memory.page_size) for sequence in sequences]
     wanted = [end - s.lease.num_pages for end, s in zip(ends, sequences, strict=True)]
@@ -133,8 +137,11 @@ def _extend(sequence: SequenceState, token_id: int, count: int) -> None:
 
 
 def _pass_steps(state: SchedulerState, count: int) -> None:
-    """Launch `count` steps more and complete as many. Nothing is left for the next plan to carry.
-    The entries in flight are written afterwards."""
+    """Launch `count` further steps and complete as many. Nothing is left for the next plan to
+    carry.
+
+    The caller writes the entries in flight afterwards.
+    """
     state.launched += count
     state.slots.clear_changes()
     state.preempted.clear()
@@ -143,7 +150,7 @@ def _pass_steps(state: SchedulerState, count: int) -> None:
 
 
 class DecodePass:
-    """Steps in a row, not yet taken. Invalid once the scheduler has changed."""
+    """Consecutive steps that aren't taken yet. Invalid once the scheduler has changed."""
 
     def __init__(
         self,
@@ -160,22 +167,27 @@ class DecodePass:
         """Sequences that had no page for the step in flight, and get no token from it."""
         self.num_flying = num_flying
         self._head = head
-        """Request that could start if there were pages; None where none could."""
+        """Request that could start if there were pages; None if no request could."""
         self.first_step: int = scheduler.state.launched + 1
         """Number of the first step that it launches."""
         entries = [sequence.lease.entries for sequence in sequences]
         self.context_tokens: int = sum(entries) + len(entries)
-        """Tokens that the first step attends to; each further one attends to one more per
-        sequence."""
-        # A lease without room for a token takes a page in the first step, and then every so many.
+        """Tokens that the first step attends to. Each further step attends to one more per
+        sequence.
+        """
+        # A lease without room for a token takes a page in the first step, and then every `size`
+        # steps.
         size = scheduler.memory.page_size
         self._pages_in_turn = [0] * size
         for num_entries in entries:
             self._pages_in_turn[tokens_in_part(-num_entries, size)] += 1
 
     def pages_less(self, count: int) -> list[int]:
-        """Number of pages fewer that each of `count` steps leaves: pages that it takes, less those
-        that come back before it, of sequences that are in the step in flight and are gone."""
+        """Return by how many pages each of `count` steps reduces the free ones.
+
+        That is the pages that it takes, less those that come back before it. These are of sequences
+        in the step in flight that are gone.
+        """
         in_turn = self._pages_in_turn
         less = (in_turn * -(-count // len(in_turn)))[:count]
         if count > 1:
@@ -183,8 +195,11 @@ class DecodePass:
         return less
 
     def num_before_next_start(self, pages_less: Sequence[int]) -> int:
-        """Number of steps before one in which a request starts, at most as many as these: each
-        leaves so many pages less than were left before."""
+        """Return the number of steps before one in which a request starts.
+
+        Each step leaves `pages_less` pages fewer than there were before; at most all these steps
+        are counted.
+        """
         head = self._head
         return len(pages_less) if head is None else head.num_steps_without(pages_less)
 
@@ -196,19 +211,19 @@ class DecodePass:
         ends: Sequence[float],
         last_ids: Mapping[int, int],
     ) -> StepPlan | None:
-        """Launch `count` steps and finish as many; return the plan in flight then.
+        """Launch `count` steps, finish as many, and return the plan that is then in flight.
 
-        Each finished step gives each sequence its id of `token_ids`, which ends none of them; but
-        the last one gives those that are named in `last_ids`, by sequence id, what they have there.
-        `seconds` are what the finished steps took, and `ends` when they were done. There must be as
-        many pages as each step takes, free or to be evicted as far as it may.
+        Each finished step gives each sequence its id of `token_ids`, which ends none of them. The
+        last step gives the sequences in `last_ids`, by sequence id, the id there instead. The
+        finished steps took `seconds` and ended at `ends`. There must be as many pages as each step
+        takes, free or evictable.
         """
         scheduler, state, memory = self.scheduler, self.scheduler.state, self.scheduler.memory
         scheduler.policy_calls.begin_step()
         state.tell_arrivals()
         state.stopped_at = None if self._head is None else self._head.sequence
         last = self.first_step + count - 1
-        # The first step has no use for pages that come back when the one in flight is done.
+        # The first step can't use pages that come back when the step in flight is done.
         memory.make_free(self._pages_in_turn[0], self.first_step)
         if self.num_flying:
             memory.complete(self.first_step - 1)
@@ -233,7 +248,7 @@ class DecodePass:
         for sequence in self.sequences:
             pages, known = sequence.lease.page_table.page_ids, sequence.num_known - 1
             size = memory.page_size
-            # A page that begins behind them is that of the step in flight.
+            # A page that begins behind the known tokens belongs to the step in flight.
             sequence.proven_pages = (
                 pages if tokens_in_part(known, size) else pages[: full_pages(known, size)]
             )
@@ -247,16 +262,17 @@ class DecodePass:
         return in_flight
 
     def _publish(self, count: int) -> None:
-        """Publish what each of `count` steps would, for sequences that know now what the last step
-        brings. Runs begin in the order of the steps and, in a step, of the sequences.
+        """Publish what each of `count` steps would, for sequences that already know the last step's
+        token.
 
-        All but the last step are done, or are by the time that other code looks.
+        Runs begin in the order of the steps and, in a step, of the sequences. All but the last step
+        are done, or will be by the time that other code looks.
         """
         memory = self.scheduler.memory
         size, last = memory.page_size, self.first_step + count - 1
         begun: list[tuple[int, int, int, bool]] = []
         for place, sequence in enumerate(self.sequences):
-            # Published is what is full of tokens both known and computed.
+            # Pages are published once they are full of known and computed tokens.
             behind = sequence in self.late
             before = sequence.num_known - count + behind
             missing = (sequence.lease.published + 1) * size - before
@@ -283,7 +299,7 @@ class DecodePass:
             StepSummary(first + i, 0, num_sequences, context + i * num_sequences, seconds[i])
             for i in kept
         ]
-        if self.num_flying and not kept.start:  # others may be in it
+        if self.num_flying and not kept.start:  # other sequences may be in it
             flying = self.scheduler.state.in_flight[first]
             items = {id(item): item for _, item, _ in flying}.values()
             summaries[0] = summary_of(first, items, seconds[0])

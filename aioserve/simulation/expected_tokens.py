@@ -1,4 +1,4 @@
-"""What a step that verifies guesses brings, as it is expected and as it was counted."""
+"""Expected and counted tokens of a step that verifies draft tokens."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ __all__ = ["counted_tokens", "expected_tokens"]
 
 
 def expected_tokens(acceptance: float, guesses: int) -> float:
-    """Expected tokens of a step that verifies so many guesses, each right in a share `acceptance`
-    of the steps in which those before it are: 1 + a + .. + a^k, which is (1 - a^(k+1)) / (1 - a)
-    (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", ICML 2023,
-    section 3.1)."""
+    """Return the expected tokens of a step that verifies `guesses` draft tokens.
+
+    Each draft token is right in a share `acceptance` of the steps in which those before it are. The
+    sum is 1 + a + .. + a^k, which is (1 - a^(k+1)) / (1 - a). See Leviathan et al., "Fast Inference
+    from Transformers via Speculative Decoding", ICML 2023, section 3.1.
+    """
     return sum([acceptance**place for place in range(guesses + 1)])
 
 
 def counted_tokens(drafted: Sequence[int], accepted: Sequence[int]) -> list[float]:
-    """Tokens that a step with 1, 2, .. guesses has brought, on average over the steps that had a
-    guess at each place. `drafted` are guesses by place and `accepted` those that were right; ends
-    before the first place without any."""
+    """Return the mean tokens that a step with 1, 2, .. draft tokens has brought.
+
+    At each place, the mean is over the steps with a draft token there. `drafted` are draft tokens
+    by place, and `accepted` the right ones. The list ends before the first place without draft
+    tokens.
+    """
     tokens, counted = 1.0, list[float]()
     for place, verified in enumerate(drafted):
         if not verified:

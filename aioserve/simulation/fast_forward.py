@@ -1,9 +1,10 @@
-"""Passes steps of a simulated run in which each running completion gets one more token, and nothing
-else happens: the result is that of single steps, to the last digit of their times.
+"""Fast passes of simulated steps in which each running completion gets one token, and nothing else
+happens.
 
-In such steps no request comes, starts or is preempted, completions end with the last step at the
-earliest, and the policy is asked nothing: a waiting request may find too few pages again and again.
-The simulator knows when the next request comes and where completions end; policies don't.
+The result is that of single steps, to the last digit of their times. In these steps no request
+comes, starts or is preempted, and completions end with the last step at the earliest. The policy
+isn't asked: a waiting request may find too few pages again and again. The simulator knows when the
+next request comes and where completions end; policies don't.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from aioserve.traces.request import END_TOKEN
 __all__ = ["LEAST_STEPS", "MAX_CLOCK_SECONDS", "Clock", "PassedSteps", "pass_steps"]
 
 LEAST_STEPS = 1
-"""Fewest steps in a pass: fewer are taken one by one."""
+"""Fewest steps of a pass: fewer are taken one by one."""
 FIRST_STEPS = 16
-"""Steps for which a pass is looked at first, and then for four times as many: something may come
-soon."""
+"""Steps that a pass considers first; it then considers four times as many. Something may happen
+soon.
+"""
 MAX_CLOCK_SECONDS = 1e15
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """Times of a run; seconds on the trace's clock."""
+    """Times of a run, in seconds on the trace's clock."""
 
     now: float
     last_end: float
@@ -43,20 +45,22 @@ class Clock(msgspec.Struct, frozen=True):
     """Durations of the steps in flight."""
     next_arrival: float | None
     next_deadline: float | None
-    """When the next request is ended, whatever it has got until then."""
+    """Time at which the next request is ended, whatever it has got until then."""
 
 
 class PassedSteps(msgspec.Struct, frozen=True):
-    """Steps launched and as many finished; the last one launched may be in flight."""
+    """Steps that were launched, and as many that finished. The last one launched may be in
+    flight.
+    """
 
     sequence_ids: list[int]
     """Sequences that got a token in each finished step; `late` ones got none in the first."""
     late: set[int]
-    """Sequences that got none in the first."""
+    """Sequences that got none in the first step."""
     ends: list[float]
     """Ends of the finished steps."""
     ended: list[int]
-    """Sequences whose completions the last finished step has ended."""
+    """Sequences whose completions ended with the last finished step."""
     launched_seconds: list[float]
     """Durations of the launched steps."""
     pages_held: list[int]
@@ -73,11 +77,11 @@ def pass_steps(
     own_tokens: Mapping[int, int],
     end_positions: Mapping[int, int],
 ) -> PassedSteps | None:
-    """Pass as many steps as can be, and return them. None, and nothing has changed, where the next
-    ones have to be taken one by one.
+    """Pass as many steps as possible, and return them.
 
-    `own_tokens` is the token that the completion of each sequence is made of, `end_positions` where
-    it ends.
+    Returns None, and changes nothing, if the next steps have to be taken one by one. Each
+    sequence's completion is made of its token in `own_tokens`, and ends at its position in
+    `end_positions`.
     """
     if not isinstance(cost, RooflineCost | TableSteps) or not cost.tells_several:
         return None
@@ -112,9 +116,12 @@ def pass_steps(
 
 
 def _num_till_next_end(steps: DecodePass, end_positions: Mapping[int, int]) -> int:
-    """Number of steps in which no sequence gets more than its last token, nor more than all but one
-    that it may have: with that one in flight, it is in no further step."""
-    # Those that are late get one token less.
+    """Return the number of steps in which no sequence exceeds its last token.
+
+    A sequence also gets at most all but one of the tokens that it may have. With that one in
+    flight, it is in no further step.
+    """
+    # Late sequences get one token less.
     seen = [(s.num_known - (s in steps.late), s) for s in steps.sequences]
     till_end = min([end_positions[s.sequence_id] - known for known, s in seen]) + 1
     till_longest = min([s.max_length - known for known, s in seen]) - 1
@@ -124,7 +131,9 @@ def _num_till_next_end(steps: DecodePass, end_positions: Mapping[int, int]) -> i
 def _times(
     cost: RooflineCost | TableSteps, clock: Clock, load: StepLoad, first: int, most: int
 ) -> tuple[list[float], list[float], int]:
-    """Ends of steps, their durations, and how many of them begin before the next request comes."""
+    """Return the ends and durations of steps, and the number of them that begin before the next
+    request comes.
+    """
     begins, looked_at = max(clock.now, clock.last_end), FIRST_STEPS
     while True:
         asked = min(most, looked_at)
@@ -133,15 +142,15 @@ def _times(
         times = list(accumulate(several, initial=begins))
         ends, launched = times[1:], [end - start for start, end in pairwise(times)]
         count = asked
-        # A step that can't be is taken by itself, and says what is wrong: with no time, or one that
-        # isn't finite, the clock doesn't go on either.
+        # An invalid step is taken by itself, which reports the error: one without a duration, or
+        # with one that isn't finite.
         if not (min(launched) > 0 and ends[-1] <= MAX_CLOCK_SECONDS):
             steps = zip(launched, ends, strict=True)
             count = [took > 0 and end <= MAX_CLOCK_SECONDS for took, end in steps].index(False)
             del ends[count:]
         done = [clock.last_end, *ends] if clock.in_flight else ends
         if clock.next_arrival is not None:
-            # One that comes when a step is done is there before the next one is planned.
+            # A request that comes when a step is done is there before the next one is planned.
             count = min(count, 1 + bisect_left(done, clock.next_arrival))
         if clock.next_deadline is not None:
             count = min(count, bisect_right(done, clock.next_deadline))
@@ -151,17 +160,17 @@ def _times(
 
 
 def _within_pages(scheduler: Scheduler, steps: DecodePass, count: int) -> tuple[int, list[int]]:
-    """Number of steps, of `count`, that find their pages free, and pages held during each."""
+    """Return how many of `count` steps find their pages free, and the pages held during each."""
     memory = scheduler.memory
-    # Pages that are evicted to another tier are copied, which steps take time for.
+    # Pages that are evicted to another tier are copied, which takes steps time.
     free = memory.pool.num_free if memory.copies_evicted else memory.num_available
     less = steps.pages_less(count)
-    # Later steps begin when what is in flight is done, which fences no page any longer.
+    # Later steps begin when the step in flight is done, so it no longer fences pages.
     if not frees_at_once(memory, less[0]):
         return 0, []
     count = steps.num_before_next_start(less)
     held = memory.pool.num_pages - memory.num_available
     left = [free - pages for pages in accumulate(less[:count])]
-    # What comes back may make up for what was short before it.
+    # Pages that come back may make up for a shortage before.
     short = next((step for step, pages in enumerate(left) if pages < 0), count)
     return short, [held + free - pages for pages in left[:short]]

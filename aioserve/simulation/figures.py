@@ -1,6 +1,6 @@
-"""Figures of a run for people: which ones, in what unit, under what name.
+"""Figures of a run for people: their labels, units and formats.
 
-Each is a field of `Metrics`, so that a reader of those misses nothing that is shown.
+Each is a field of `Metrics`, so `Metrics` has everything that is shown.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = [
 
 MISSING = "-"
 NEVER = "never"
-"""Text of an infinite time: so many requests got no completion."""
+"""Text of an infinite time: too many requests got no completion."""
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One figure: where it is, and how it's shown."""
+    """One figure: its place in the metrics, and its format."""
 
     label: str
     field: str
@@ -45,15 +45,15 @@ class Figure(msgspec.Struct, frozen=True):
     form: str = "{:,}"
     factor: float = 1
     better: Literal["more", "less"] | None = None
-    """Direction that is better; None where the figure says what happened, and not how well."""
+    """Direction that is better; None if the figure tells what happened, and not how well."""
 
     @property
     def is_share(self) -> bool:
-        """Whether it is shown in percent."""
+        """True if it is shown in percent."""
         return self.form.endswith("%}")
 
     def of(self, metrics: object) -> Any:
-        """The value; None where there was nothing to measure_of."""
+        """Return the value; None if there was nothing to measure."""
         return measure_of(self.field)(metrics)
 
     def text(self, metrics: object) -> str:
@@ -64,7 +64,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def text_of(value: float | None, form: str = "{:,.2f}", *, missing: str = MISSING) -> str:
-    """Text of a value; `missing` where there was nothing to measure_of."""
+    """Return the text of a value; `missing` if there was nothing to measure."""
     if value is None:
         return missing
     return NEVER if value == math.inf else form.format(value)
@@ -127,7 +127,7 @@ ONLY_WHERE_MEASURED = (
 
 Group = Literal["tenants", "classes"]
 GROUPS: dict[Group, str] = {"tenants": "tenant", "classes": "class"}
-"""Fields of `Metrics` that have metrics by name, and what one of these is called."""
+"""Fields of `Metrics` with metrics by name, and the word for one of these."""
 GROUP_FIGURES = (
     Figure("tokens served", "tokens"),
     Figure("time to first token p99, s", "ttft_seconds.p99", "{:,.2f}"),
@@ -138,7 +138,7 @@ GROUP_FIGURES = (
 
 
 def shown_figures(found: Mapping[str, Metrics]) -> list[Figure]:
-    """Figures that were measured under some policy, or always are."""
+    """Return the figures that were measured under some policy, or are always shown."""
     shown: list[Figure] = []
     for figure in FIGURES:
         head = figure.field.partition(".")[0]
@@ -149,7 +149,7 @@ def shown_figures(found: Mapping[str, Metrics]) -> list[Figure]:
 
 
 def rows(found: Mapping[str, Metrics]) -> list[tuple[str, list[str]]]:
-    """Label, and the text under each policy, of every figure."""
+    """Return the label of every figure, and its text under each policy."""
     return [
         (figure.label, [figure.text(metrics) for metrics in found.values()])
         for figure in shown_figures(found)
@@ -159,9 +159,11 @@ def rows(found: Mapping[str, Metrics]) -> list[tuple[str, list[str]]]:
 def group_rows(
     found: Mapping[str, Metrics], group: Group
 ) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Rows by figure of tenants, or of classes: its label, and a row for each of them: its name
-    with its number of requests, and the text under each policy. Nothing where the trace names
-    none."""
+    """Return rows of tenants, or of classes, by figure.
+
+    Each entry is a figure's label and a row for each tenant or class. A row is its name with its
+    number of requests, and the text under each policy. Empty if the trace names none.
+    """
     by_policy = [getattr(metrics, group) for metrics in found.values()]
     return [
         (
@@ -177,8 +179,10 @@ def group_rows(
 
 
 def unanswered(found: Mapping[str, Sequence[Metrics]]) -> list[str]:
-    """Sentences, one for each policy under which no request has finished: there is little or
-    nothing to draw of it."""
+    """Return a sentence for each policy under which no request has finished.
+
+    There is little or nothing to draw of these.
+    """
     return [
         _sentence(name, runs)
         for name, runs in found.items()
@@ -187,8 +191,9 @@ def unanswered(found: Mapping[str, Sequence[Metrics]]) -> list[str]:
 
 
 def unanswered_at_rates(runs: Iterable[tuple[str, float, Sequence[Metrics]]]) -> list[str]:
-    """Sentences for policies at several rates: one for each policy, with the rates at which no
-    request has finished with any seed."""
+    """Return a sentence for each policy with rates at which no request has finished with any
+    seed.
+    """
     tried: defaultdict[str, list[float]] = defaultdict(list)
     unfinished: defaultdict[str, dict[float, Sequence[Metrics]]] = defaultdict(dict)
     for name, rate, seeds in runs:

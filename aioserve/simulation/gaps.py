@@ -1,9 +1,9 @@
-"""Counts gaps while a run goes on: between the tokens of each completion, and between the service
-of one tenant and another's.
+"""Gaps that are counted while a run goes on: between the tokens of each completion, and between the
+service of tenants.
 
-The completions in a step get their tokens at its end, so that those which were in the step before
-too share one gap. Stored are that gap and how many had it: two numbers a step, and two for each
-completion that is being made.
+Completions in a step get their tokens at its end, so those that were in the step before share one
+gap. Stored are that gap and the number of completions: two numbers a step, and two for each running
+completion.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ class Spread(msgspec.Struct, frozen=True):
     max: float
     never: int = 0
     """Number of values that never came, since their requests were refused. Percentiles and `max`
-    count each as infinite, so that refusing makes none of them better."""
+    count each as infinite, so refusing requests never improves them.
+    """
 
 
 def spread_of(values: Iterable[float | None], *, never: int = 0) -> Spread | None:
-    """Spread of the values that aren't None, and of `never` that never came; None without any."""
+    """Return the spread of the values that aren't None, and of `never` infinite ones; None without
+    any.
+    """
     known = np.array([value for value in values if value is not None], np.float64)
     return weighted_spread(known, np.ones(len(known), np.int64), never=never)
 
@@ -50,7 +53,7 @@ def spread_of(values: Iterable[float | None], *, never: int = 0) -> Spread | Non
 def weighted_spread(
     values: npt.NDArray[np.float64], counts: npt.NDArray[np.int64], *, never: int = 0
 ) -> Spread | None:
-    """Spread, as of `spread_of`, where each value came so many times."""
+    """Return the spread as `spread_of`, with a count for each value."""
     order = np.argsort(values)
     ordered, often = values[order], counts[order]
     came = int(counts.sum())
@@ -68,12 +71,14 @@ def quantile(
     counts: npt.NDArray[np.int64] | None = None,
     missing: int = 0,
 ) -> float | None:
-    """Value that this share of all does not exceed, interpolated linearly as `numpy.percentile`
-    does.
+    """Return the value that this share of all does not exceed.
 
-    values: in ascending order.
-    counts: how often each of them is there; once unless given.
-    missing: further values, larger than all. None where the result is among them.
+    It is interpolated linearly, as `numpy.percentile` does.
+
+    - `values` are in ascending order.
+    - `counts` are the number of each value; 1 unless given.
+    - `missing` is a number of further values, larger than all. None is returned if the result is
+      among them.
     """
     upto = np.arange(1, len(values) + 1) if counts is None else np.cumsum(counts)
     known = int(upto[-1]) if len(upto) else 0
@@ -89,8 +94,7 @@ def quantile(
 
 
 class TokenGaps:
-    """Gaps of one run. Several steps with the same completions may be added at once or one by
-    one."""
+    """Gaps of one run. Steps with the same completions may be added at once or one by one."""
 
     def __init__(self) -> None:
         self._seconds = array("d")
@@ -107,13 +111,14 @@ class TokenGaps:
         self._end = 0.0
         """End of the last step."""
         self._num_shared = 0
-        """Number of gaps that all but the new ones of a step shared."""
+        """Number of shared gaps: gaps of all completions of a step but the new ones."""
         self._peaks: list[tuple[int, float]] = []
-        """Number and length of each of them that no later one has reached."""
+        """Number and length of each shared gap that no later one has reached."""
 
     def add(self, sequence_ids: Sequence[int], ends: Sequence[float]) -> None:
-        """Add one token for each of these at each of these times, which go up and follow those
-        added before."""
+        """Add one token of each sequence at each of these ends, which ascend and follow earlier
+        ones.
+        """
         if not sequence_ids or not ends:
             return
         if sequence_ids != self._together:
@@ -128,7 +133,8 @@ class TokenGaps:
 
     def ended(self, sequence_id: int) -> float | None:
         """Return the longest gap of a completion that gets no more tokens; None with fewer than
-        two."""
+        two.
+        """
         if sequence_id in self._since:
             self._part(sequence_id)
             self._together = ()
@@ -136,15 +142,15 @@ class TokenGaps:
         return self._longest.pop(sequence_id, None)
 
     def spread(self) -> Spread | None:
-        """Spread of all gaps of all completions."""
+        """Return the spread of all gaps of all completions."""
         return weighted_spread(*self.counted())
 
     def counted(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Every gap of all completions in seconds, in no order, and how often each was one."""
+        """Return the gaps of all completions in seconds, in no order, and the count of each."""
         return np.array(self._seconds, np.float64), np.array(self._counts, np.int64)
 
     def _change(self, sequence_ids: list[int], end: float) -> None:
-        """Let these come together, of which some may have had tokens before."""
+        """Begin a step with these completions, of which some may have had tokens before."""
         since, last = self._since, self._last
         for sequence_id in since.keys() - set(sequence_ids):
             self._part(sequence_id)
@@ -164,7 +170,7 @@ class TokenGaps:
         self._together, self._end = sequence_ids, end
 
     def _part(self, sequence_id: int) -> None:
-        """Write down for a completion of the last step the gaps that it shared with others."""
+        """Record for a completion of the last step the longest gap that it shared."""
         since = self._since.pop(sequence_id)
         self._last[sequence_id] = self._end
         if since < self._num_shared:
@@ -184,36 +190,37 @@ class TokenGaps:
 
 
 class ServiceGap:
-    """The largest difference in tokens computed for two tenants over any span of time in which both
-    had a request waiting all the time: what Sheng et al. ("Fairness in Serving LLMs", OSDI 2024)
-    bound for backlogged tenants.
+    """Largest difference in service, in tokens, between two tenants over a time in which both
+    always waited.
 
-    A tenant that waits for nothing gets less because it asks for less, so such times don't count.
+    Sheng et al. ("Fairness in Serving LLMs", OSDI 2024) bound it for backlogged tenants. A tenant
+    without waiting requests gets less because it asks for less, so that time doesn't count.
 
-    Time and memory are those of the tenants that wait at once, in pairs of which one has been
-    served since it began to wait. The lead of a tenant over another is least now while the first is
-    served nothing, so that nothing has to be kept of it.
+    Time and memory grow with pairs of tenants that wait at once, one of them served since it began
+    to wait. While a tenant is served nothing, its lead over others is least now, so nothing is
+    stored for it.
     """
 
     def __init__(self) -> None:
         self.most: int = 0
         self._columns = _Slots()
-        """Tenants that wait."""
+        """Columns of the tenants that wait."""
         self._rows = _Slots()
-        """Tenants among them that were served something since."""
+        """Rows of the waiting tenants that were served since they began to wait."""
         self._tokens = np.zeros(1, np.int64)
         """Tokens computed for a tenant since it began to wait, by column."""
         self._least = np.zeros((1, 1), np.int64)
-        """Least lead of one tenant over the other while both waited, up to the last step that
-        served the first, by row and column."""
+        """Least lead of one tenant over another while both waited, up to the last step that served
+        the first, by row and column.
+        """
 
     def step(
         self, served: Iterable[tuple[str, int]], waiting: Iterable[str], times: int = 1
     ) -> None:
-        """Count `steps` steps, each of which computed as many tokens for each tenant. The
-        tenants `waiting` still wait after them.
+        """Count `times` equal steps, each of which computed these tokens for each tenant.
 
-        Raises `ConfigError` for more than `MAX_PAIRS` pairs of tenants at once.
+        The tenants `waiting` still wait after them. Raises `ConfigError` for more than `MAX_PAIRS`
+        pairs of tenants at once.
         """
         waits = frozenset(waiting)
         for tenant in self._columns.keys() - waits:
@@ -232,7 +239,7 @@ class ServiceGap:
             return
         self._count(gained)
         if times > 1:
-            # A lead that grows is largest after the last of them, one that falls after the first.
+            # A growing lead is largest after the last of them, a falling one after the first.
             self._tokens[[self._columns[tenant] for tenant in gained]] += _array(
                 tokens * (times - 2) for tokens in gained.values()
             )
@@ -263,8 +270,11 @@ class ServiceGap:
         self._least = np.concatenate((self._least, np.zeros_like(self._least)), axis=axis)
 
     def _count(self, gained: Counter[str]) -> None:
-        """Count what a step computed for tenants that have rows. Since they were served last, their
-        leads have only fallen, so that they are least right before this step, if not earlier."""
+        """Count the tokens that a step computed for tenants that have rows.
+
+        Their leads have only fallen since they were last served. So they are least right before
+        this step, or were earlier.
+        """
         tokens = self._tokens
         columns = _array(self._columns.values())
         mine = _array(self._columns[tenant] for tenant in gained)
@@ -277,7 +287,7 @@ class ServiceGap:
 
 
 class _Slots(dict[str, int]):
-    """Numbers of tenants that come and go, each as small as is free."""
+    """Numbers of tenants that come and go: each gets a free one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
-"""Describes the simulated machine: what its steps take and what its memory holds, from a cost table
-if one is given."""
+"""The simulated machine: the time of its steps and the size of its memory, from a cost table if one
+is given.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ __all__ = ["Device", "Machine", "machine_of"]
 
 
 class Device(NamedTuple):
-    """Model and hardware of a roofline, and how much memory there is."""
+    """Model and hardware of a roofline, and the number of devices."""
 
     model: str
     hardware: str
@@ -45,20 +46,22 @@ UNLESS_GIVEN = Device("llama-3-8b", "h100", 1)
 class Machine(NamedTuple):
     cost: CostModel
     device: Device | None
-    """Device of the roofline or the memory; None where neither asks for one."""
+    """Device of the roofline or the memory; None if neither needs one."""
     num_pages: int | None
     max_model_len: int | None
     noise_seed: int | None
-    """Seed of the noise; None where steps don't vary."""
+    """Seed of the noise; None if steps don't vary."""
     num_window_groups: int = 0
     """Groups of layers whose pages leave with the window, as in `KVLayout`."""
     window: int = 0
-    """Last positions that these keep, in tokens; 0: there are none."""
+    """Last positions that these groups keep, in tokens; 0 without window groups."""
 
 
 def machine_of(options: TrialOptions) -> Machine:
-    """Make the machine of the options of `aioserve simulate`. Raises `ConfigError` for options that
-    would be ignored, and what reading the files raises."""
+    """Make the machine for the options of `aioserve simulate`.
+
+    Raises `ConfigError` for options that would have no effect, and what reading the files raises.
+    """
     if options.cost is not None and options.cost_table is not None:
         raise ConfigError("give either a cost model or cost_table, and not both")
     if options.unbounded_cache and options.num_pages is not None:
@@ -97,8 +100,10 @@ def machine_of(options: TrialOptions) -> Machine:
 
 
 def _sizes_of(device: Device, options: TrialOptions) -> ModelSizes:
-    """Sizes of the model, for contexts as long as an engine with these options takes. Raises
-    `ConfigError` for a length that is none."""
+    """Return the model's sizes for the contexts that an engine with these options takes.
+
+    Raises `ConfigError` for an invalid length.
+    """
     sizes, longest = ModelSizes.of(read_model(device.model)), options.max_model_len
     if longest is None:
         return sizes
@@ -107,7 +112,9 @@ def _sizes_of(device: Device, options: TrialOptions) -> ModelSizes:
 
 
 def _layout_of(device: Device, options: TrialOptions) -> KVLayout:
-    """Layout of the model's pages, in the format that an engine chooses. Raises as `_sizes_of`."""
+    """Return the layout of the model's pages, in the format that an engine chooses. Raises as
+    `_sizes_of`.
+    """
     sizes = _sizes_of(device, options)
     return sizes.layout(COUNTED_KV_FORMATS[precisions(sizes)[1]])
 
@@ -115,7 +122,7 @@ def _layout_of(device: Device, options: TrialOptions) -> KVLayout:
 def _windows(
     options: TrialOptions, table: CostTable | None, device: Device | None
 ) -> tuple[int, int]:
-    """Window groups and their window: those of the device's model, or of the measured engine."""
+    """Return the window groups and their window: the device's model's, or the measured engine's."""
     if device is not None:
         layout = _layout_of(device, options)
         return layout.num_window_groups, layout.window
@@ -125,8 +132,9 @@ def _windows(
 
 
 def _shape_of(device: Device) -> ModelShape:
-    """Shape of the model, with the bytes of its weights where files here say that they are
-    quantised."""
+    """Return the shape of the model, with its weights' bytes if local files have quantised
+    weights.
+    """
     shape, weights = ModelShape.of(read_model(device.model)), read_weights(device.model)
     if weights is None or not weights.are_quantised:
         return shape
@@ -142,7 +150,7 @@ def _device_of(options: TrialOptions) -> Device:
 
 
 def _check_noise(options: TrialOptions, table: CostTable | None) -> None:
-    """Raise for `step_noise` where no table has any."""
+    """Raise for `step_noise` without a table that has noise."""
     if options.step_noise is None or (table is not None and table.step_noise is not None):
         return
     flag = "--step-noise" if options.step_noise else "--no-step-noise"
@@ -166,7 +174,7 @@ def _noise_seed(options: TrialOptions, table: CostTable | None) -> int | None:
 
 
 def _pages_known(options: TrialOptions, table: CostTable | None) -> str | None:
-    """Reason why the number of pages is known without a device; None where it isn't."""
+    """Return why the number of pages is known without a device; None if it isn't."""
     if options.unbounded_cache or options.num_pages is not None:
         return "is given too"
     return None if table is None or table.kv is None else "is in it too"
@@ -198,7 +206,7 @@ def _num_pages(options: TrialOptions, table: CostTable | None, device: Device) -
 
 
 def _check_unused(options: TrialOptions, why: str) -> None:
-    """Raise for options that are not needed: the steps are known, and the number of pages is."""
+    """Raise for device options that have no effect: times and pages are already known."""
     what = "cost model" if options.cost is not None else "cost table"
     for name in Device._fields:
         if (given := getattr(options, name)) is not None:

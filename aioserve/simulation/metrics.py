@@ -66,7 +66,7 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _span(values: Sequence[float], factor: float) -> str:
-    """The values, or the least and the largest of many."""
+    """Return the values in words, or only the least and the largest of many."""
     texts = [f"{value * factor:,.6g}" for value in values]
     if len(texts) > MOST_TARGETS_TOLD:
         return f"{texts[0]} to {texts[-1]}"
@@ -74,17 +74,18 @@ def _span(values: Sequence[float], factor: float) -> str:
 
 
 class Goodput(msgspec.Struct, frozen=True):
-    """Requests that met their targets; one without targets of its own meets them when its
-    completion has ended."""
+    """Requests that met their targets. A request without targets meets them when its completion has
+    ended.
+    """
 
     requests: int
     share: float
-    """Share of all requests, those refused included."""
+    """Share of all requests, refused ones included."""
     requests_per_second: float
 
 
 class GroupMetrics(msgspec.Struct, frozen=True):
-    """One tenant's part of a run, or that of one class."""
+    """Metrics of one tenant or one class."""
 
     requests: int
     finished: int
@@ -93,29 +94,28 @@ class GroupMetrics(msgspec.Struct, frozen=True):
     ttft_seconds: Spread | None
     max_wait_tokens: int
     goodput: Goodput | None = None
-    """Goodput of the group; None where no request of the run has a target."""
+    """Goodput of the group; None if no request of the run has a target."""
 
 
 class Metrics(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Metrics of a run. Times are in seconds; a spread is None where there is nothing to
-    measure."""
+    """Metrics of a run. Times are in seconds; a spread is None if there is nothing to measure."""
 
     requests: int
     finished: int
     cut_short: int
-    """Finished requests with a truncated completion: it ended at `max_tokens`, at `max_model_len`
-    or with the KV memory full, before it was as long as in the trace. They count like others in all
-    figures."""
+    """Finished requests with a truncated completion: shorter than in the trace because of
+    `max_tokens`, `max_model_len` or full KV memory. They count like others in all figures.
+    """
     refused: int
-    """Requests refused by the policy. They and those that are too long never get a first token, and
-    count as infinite in the percentiles of all times but the gaps; `Spread.never` says how many
-    do. So do those that are overdue, but in times of what they got before."""
+    """Requests refused by the policy. Like requests that are too long, they never get a first
+    token, and count as infinite in the percentiles of all times but the gaps. Their number is
+    `Spread.never`. Overdue requests count as infinite too, except in times that they completed
+    before.
+    """
     too_long: int
-    """Requests with prompts that leave no room for a token in the KV memory or in
-    `max_model_len`."""
+    """Requests whose prompts leave no room for a token in the KV memory or in `max_model_len`."""
     overdue: int | None
-    """Requests that hadn't ended at their deadline, and were ended there; None where none has
-    one."""
+    """Requests that were ended at their deadline; None if no request has one."""
     seconds: float
     busy_seconds: float
     """Seconds in steps."""
@@ -127,24 +127,26 @@ class Metrics(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft_seconds: Spread | None
     """Time from arrival to the first token."""
     tpot_seconds: Spread | None
-    """Time between the tokens of one completion, on average, where it has two or more."""
+    """Mean time between the tokens of a completion, of completions with two or more."""
     e2e_seconds: Spread | None
     """Time from arrival to the last token."""
     queue_seconds: Spread | None
     """Time from arrival to the beginning of the first step."""
     gap_seconds: Spread | None
-    """Time between one token and the next of the same completion, over all tokens that came: the
-    longest are stalls, which the average of a completion hides."""
+    """Time between consecutive tokens of a completion, over all tokens. The longest are stalls,
+    which the mean of a completion hides.
+    """
     goodput: Goodput | None
     """Goodput; None without targets."""
     max_wait_tokens: int
     """Most tokens that were computed for others between a request's arrival and its first token, or
-    until it was refused."""
+    its refusal.
+    """
     service_gap_tokens: int | None
     tenants: dict[str, GroupMetrics]
-    """Metrics of tenants by name, where the trace names them."""
+    """Metrics of tenants by name, if the trace names them."""
     classes: dict[str, GroupMetrics]
-    """Metrics of classes by name, where the trace names them."""
+    """Metrics of classes by name, if the trace names them."""
     blocks: int
     """Prefix blocks of the requests that started."""
     block_hits: int
@@ -154,32 +156,39 @@ class Metrics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Share of the prompt tokens of requests that started."""
     tokens_computed: int
     tokens_prefilled: int
-    """Prompt tokens computed; more than the prompts less the hits where requests began again."""
+    """Prompt tokens computed. Requests that began again make it more than the prompts less the
+    hits.
+    """
     preemptions: int
     policy_faults: int
-    """Steps that first come, first served decided, since the policy raised or answered nonsense."""
+    """Steps that first come, first served decided, because the policy raised or answered
+    nonsense.
+    """
     steps_outside: StepsOutside | None
-    """Steps that the cost table was not measured for; None where the cost model is no table."""
+    """Steps that the cost table was not measured for; None if the cost model is no table."""
     num_pages: int
     page_size: int
     kv_occupancy_mean: float | None
-    """Share of pages that requests hold, over the time of steps. What the cache alone holds can be
-    evicted, and isn't counted. None where memory has no limit."""
+    """Share of pages that requests hold, averaged over the time of steps. Pages of the cache alone
+    can be evicted, and don't count. None if memory has no limit.
+    """
     kv_occupancy_max: float | None
     pages_swapped_out: int | None
-    """Pages copied to the host; None where it has none."""
+    """Pages copied to the host; None if it has no pages."""
     pages_swapped_in: int | None
     speculation: SpeculationMetrics | None = None
-    """Guesses of a drafter; None, and left out of JSON, where nothing guesses."""
+    """Draft tokens of a drafter; None, and left out of JSON, without a drafter."""
 
 
 COPIED = set(Metrics.__struct_fields__) & set(SimulationResult.__struct_fields__) - {"requests"}
-"""Figures that a result has already."""
+"""Figures that are copied from a result."""
 
 
 def measure_of(field: str, factor: float = 1) -> Callable[[Any], Any]:
-    """A function of metrics: their value at `field`, with dots into the parts of a part, times
-    `factor`; None where there was nothing to measure."""
+    """Return a function of metrics: their value at `field`, times `factor`.
+
+    `field` has dots into the parts of a part. The value is None if there was nothing to measure.
+    """
     parts = field.split(".")
 
     def value_of(metrics: Any) -> Any:
@@ -197,7 +206,7 @@ WITHOUT_ANSWER = (Ending.REFUSED, Ending.TOO_LONG, Ending.FAILED, Ending.OVERDUE
 
 
 def metrics_of(result: SimulationResult) -> Metrics:
-    """The metrics of a run, with goodput where some request has a target."""
+    """Return the metrics of a run, with goodput if some request has a target."""
     records = result.requests
     started = [r for r in records if r.started_seconds is not None]
     blocks = sum(len(r.request.block_ids) for r in started)
@@ -239,10 +248,10 @@ def _share(pages: float, result: SimulationResult) -> float | None:
 
 
 def block_hits(record: RequestRecord, page_size: int) -> int:
-    """Prefix blocks of a request that were found in the cache when it started.
+    """Return the prefix blocks of a request that were found in the cache when it started.
 
-    The end of a prompt that doesn't fill a page can't be in the cache, and its last token is always
-    computed: a block that is there but for these counts as found.
+    The cache can't have the end of a prompt that doesn't fill a page, and the last token is always
+    computed. A cached block counts as found even so.
     """
     request = record.request
     whole, rest = divmod(record.cached_tokens, request.block_tokens)
@@ -253,15 +262,14 @@ def block_hits(record: RequestRecord, page_size: int) -> int:
 
 
 def ttft_seconds(record: RequestRecord) -> float | None:
-    """Time from arrival to the first token; None where there was none."""
+    """Return the time from arrival to the first token; None without one."""
     if record.first_token_seconds is None:
         return None
     return record.first_token_seconds - record.request.arrival_seconds
 
 
 def tpot_seconds(record: RequestRecord) -> float | None:
-    """Time between the tokens of a whole completion, on average; None where it has fewer than
-    two."""
+    """Return the mean time between the tokens of a whole completion; None for fewer than two."""
     first, end = record.first_token_seconds, record.end_seconds
     if not has_answer(record) or record.output_tokens < 2:
         return None
@@ -271,14 +279,14 @@ def tpot_seconds(record: RequestRecord) -> float | None:
 
 
 def e2e_seconds(record: RequestRecord) -> float | None:
-    """Time from arrival to the last token; None where the completion was never finished."""
+    """Return the time from arrival to the last token; None if the completion never finished."""
     if record.end_seconds is None or not has_answer(record):
         return None
     return record.end_seconds - record.request.arrival_seconds
 
 
 def met_targets(record: RequestRecord) -> bool:
-    """Whether a completion has ended, and within the targets that its request has."""
+    """True if the completion has ended, within the targets that its request has."""
     ttft, tpot, request = ttft_seconds(record), tpot_seconds(record), record.request
     if ttft is None or not has_answer(record):
         return False
@@ -288,7 +296,7 @@ def met_targets(record: RequestRecord) -> bool:
 
 
 def targets_of(requests: Iterable[TraceRequest]) -> Targets | None:
-    """The targets that these have; None where none has any."""
+    """Return the targets of these requests; None if none has any."""
     asked = [request for request in requests if request.has_target]
     if not asked:
         return None
@@ -304,12 +312,12 @@ def targets_of(requests: Iterable[TraceRequest]) -> Targets | None:
 
 
 def has_answer(record: RequestRecord) -> bool:
-    """Whether its completion has ended: where the trace says, or at the limit of its length."""
+    """True if the completion ended where the trace says, or at the limit of its length."""
     return record.ending in (Ending.FINISHED, Ending.CUT_SHORT)
 
 
 def queue_seconds(record: RequestRecord) -> float | None:
-    """Time from arrival to the beginning of the first step; None where there was none."""
+    """Return the time from arrival to the beginning of the first step; None without one."""
     if record.started_seconds is None:
         return None
     return record.started_seconds - record.request.arrival_seconds
@@ -326,7 +334,7 @@ def _overdue(records: Sequence[RequestRecord]) -> int | None:
 
 
 def goodput_of(records: Sequence[RequestRecord], seconds: float) -> Goodput:
-    """Requests of so many seconds that met their targets."""
+    """Return the goodput of requests of `seconds` seconds."""
     good = sum(map(met_targets, records))
     return Goodput(
         good, good / len(records) if records else 0.0, good / seconds if seconds else 0.0
@@ -338,7 +346,7 @@ def group_metrics(
     name_of: Callable[[TraceRequest], str],
     seconds: float | None,
 ) -> dict[str, GroupMetrics]:
-    """Metrics by the names that requests have, with goodput over so many seconds unless None."""
+    """Return metrics by the names that requests have, with goodput unless `seconds` is None."""
     by_name: defaultdict[str, list[RequestRecord]] = defaultdict(list)
     for record in records:
         if name := name_of(record.request):
@@ -362,8 +370,11 @@ def spread_over(
     *,
     at_least_tokens: int = 1,
 ) -> Spread | None:
-    """Spread of what was measured. Requests that were refused or failed, which have nothing to
-    measure, count as never if their completions would have had so many tokens."""
+    """Return the spread of a measure.
+
+    Refused and failed requests have no value. They count as never if their completions would have
+    had `at_least_tokens` tokens.
+    """
     values = [measure(record) for record in records]
     never = sum(
         value is None

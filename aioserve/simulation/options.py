@@ -1,7 +1,7 @@
-"""Options of simulated runs, each declared once, and checks of them before anything is simulated.
+"""Options of simulated runs, each declared once, with checks before anything is simulated.
 
-Flags of `aioserve simulate` and `aioserve sweep`, with their help, and the arguments of `replay`
-and `simulate` are made of these fields.
+Flags and help of `aioserve simulate` and `aioserve sweep` are made from these fields, and so are
+the arguments of `replay` and `simulate`.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ R = TypeVar("R")
 
 LEAST_UNBOUNDED_PAGES = 1 << 16
 MAX_PAGES = 1 << 25
-"""Most pages, of which each takes 17 bytes, and 4 for each of its tokens that is cached."""
+"""Most pages. Each takes 17 bytes, and 4 for each of its cached tokens."""
 MAX_WINDOW_GROUPS = 1024
 MAX_GROUP_PAGES = 1 << 27
-"""Most window pages that pages may have with them, of 4 bytes each."""
+"""Most window pages beside all pages, of 4 bytes each."""
 LIMITS = {
     "num_pages": (1, MAX_PAGES),
     "page_size": (1, 1 << 16),
@@ -72,41 +72,45 @@ MAY_BE_NONE = ("num_pages", "max_tokens", "max_model_len")
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOptions:
-    """Options of the scheduler and its KV memory, and what requests ask of them."""
+    """Options of the scheduler, its KV memory, and of requests."""
 
     num_pages: int | None = None
-    """KV pages. Not given: as many as the memory of the devices holds, or of the machine that a
-    cost table was measured on."""
+    """KV pages. Not given: as many as the devices' memory holds, or that of the machine that a cost
+    table was measured on.
+    """
     num_host_pages: int = 0
     """Pages of the host's memory, to which cached pages and preempted requests are swapped."""
     page_size: int = 16
     """Tokens of one KV page."""
     max_num_seqs: int = 256
-    """Sequences that run at once."""
+    """Most sequences that run at once."""
     max_num_batched_tokens: int = 2048
-    """Tokens of one step."""
+    """Most tokens of one step."""
     output_reserve_tokens: int = 64
     """Tokens of answer that a request needs room for, beside its prompt, to be started."""
     max_tokens: int | None = None
-    """Most tokens of an answer, where the trace has no such limit of the caller's. Not given: as
-    many as the KV memory holds."""
+    """Most tokens of an answer, for requests of the trace without a limit of their own. Not given:
+    as many as the KV memory holds.
+    """
     max_model_len: int | None = None
     """Most tokens of a prompt and its answer. Not given: what a cost table says, or as many as the
-    KV memory holds."""
+    KV memory holds.
+    """
     prefix_caching: bool = True
-    """Start requests from what is cached of their prefix."""
+    """Start requests from their cached prefixes."""
     eviction: Eviction = "lru"
-    """Which cached pages go first: lru, lfu, fifo, slru, or a name that a plugin offers."""
+    """Cached pages that go first: lru, lfu, fifo, slru, or a name that a plugin offers."""
     preemption: Preemption = "auto"
-    """What becomes of a preempted request's pages: swap, recompute, or auto."""
+    """Treatment of a preempted request's pages: swap, recompute, or auto."""
     overlap: bool = True
     """Plan a step while the one before is running."""
     speculation_max_tokens: int = 0
-    """Most guesses of a drafter for a sequence in one step; 0: nothing guesses."""
+    """Most draft tokens of a sequence in one step; 0: no drafter."""
     acceptance: float | str | None = None
-    """Chance that a guess is right if those before it in its step are, or one for each place there
-    with commas between them, of which the last is that of all behind. Not given: that of the
-    trace."""
+    """Chance that a draft token is right if those before it in its step are. It may be a chance for
+    each place, with commas between them; the last is that of all further places. Not given: that of
+    the trace.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,42 +120,47 @@ class SimulationOptions(SchedulerOptions):
     cost: CostModel
     num_pages: int | None = field()
     num_window_groups: int = 0
-    """Groups of layers whose pages leave with the window, as in `KVLayout`; each page of the others
-    has one of each group with it while a request sees it."""
+    """Groups of layers whose pages leave with the window, as in `KVLayout`. Each page of the others
+    comes with one page of each group while a request sees it.
+    """
     window: int = 0
-    """Last positions that these keep, in tokens; 0: there are none."""
+    """Last positions that these groups keep, in tokens; 0 without window groups."""
     closed_loop: bool = False
     noise_seed: int | None = None
-    """Seed from which the noise of a cost table's steps is drawn; None: each takes its mean."""
+    """Seed of the noise of a cost table's steps; None: each takes its mean."""
     acceptance_seed: int = 0
-    """Seed from which it is drawn whose guesses are right."""
+    """Seed of the draws that decide which draft tokens are right."""
     timeline: Timeline | None = None
-    """An empty one, which takes down every step."""
+    """Empty timeline that records every step; None: nothing is recorded."""
     on_progress: Callable[[int, int], None] | None = None
-    """Told of requests that have ended and of all there are, at most once a step."""
+    """Called with the requests that have ended and all requests, at most once a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOptions(SchedulerOptions, WorkloadOptions):
-    """Options of a simulated run, but for its trace and its policy."""
+    """Options of a simulated run, except its trace and its policy."""
 
     model: str | None = None
     """A preset, llama-3-8b when not given, a config.json, a model directory, an embedded model or a
-    cached hub id. Its weights aren't read."""
+    cached hub id. Its weights aren't read.
+    """
     hardware: str | None = None
-    """h200, h100 (when not given), a100, l4, or cpu, which is a rough guess."""
+    """Hardware: h200, h100 (when not given), a100, l4, or cpu, which is a rough guess."""
     num_devices: int | None = None
-    """Devices that share model and memory evenly, 1 when not given. Time for what they send each
-    other isn't counted."""
+    """Devices that share model and memory evenly, 1 when not given. Time for communication between
+    them isn't counted.
+    """
     cost_table: str | None = None
-    """A file of measured steps, in place of the roofline of model and hardware, which then say no
-    more than how many pages there are: that of `aioserve calibrate`, or a splitwise latency profile
-    as FILE:MODEL,HARDWARE,TENSOR_PARALLEL."""
+    """File of measured steps, in place of the roofline of model and hardware. These then only
+    determine the number of pages. It is a file of `aioserve calibrate`, or a splitwise latency
+    profile as FILE:MODEL,HARDWARE,TENSOR_PARALLEL.
+    """
     step_noise: bool | None = None
-    """Steps of a cost table that was measured with it vary as they did then, drawn from the
-    seed, unless told otherwise; without it each takes its mean."""
+    """Vary steps of a cost table as they varied when measured, drawn from the seed. On by default
+    for a table with noise. Off: each step takes its mean.
+    """
     unbounded_cache: bool = False
-    """KV memory without a limit."""
+    """Simulate KV memory without a limit."""
     cost: CostModel | None = None
     """Cost model in place of a model and its hardware, or of a table's file."""
 
@@ -171,7 +180,7 @@ def by_name(
                 raise TypeError(f"{call}() takes 2 positional arguments but {given} were given")
             try:
                 own = options(*args, **values)
-            except TypeError as error:  # names what no caller wrote
+            except TypeError as error:  # its message names the dataclass, which no caller wrote
                 raise TypeError(str(error).replace(f"{made}.__init__()", f"{call}()")) from None
             return function(trace, policy, own)
 
@@ -215,8 +224,11 @@ def _check_objects(policy: Any, cost: Any, timeline: Any, on_progress: Any) -> N
 
 
 def _check_windows(options: SimulationOptions) -> None:
-    """Raise for window groups without a window, and the other way round, for too few pages for one
-    of each group, and for more than can be noted."""
+    """Raise for window groups without a window or a window without groups, and for invalid page
+    counts.
+
+    There must be at least one page of each group, and at most as many as can be recorded.
+    """
     groups = options.num_window_groups
     check_windows(groups, options.window)
     for name, least in (("num_pages", 1 + groups), ("num_host_pages", 0)):
@@ -229,8 +241,9 @@ def _most_pages(num_window_groups: int) -> int:
 
 
 def _check_host(options: SimulationOptions) -> None:
-    """Raise for a kind of preemption that is none or has nowhere to copy to, and for memory of the
-    host that nothing is ever copied to."""
+    """Raise for an unknown kind of preemption, for one that needs host pages that aren't there, and
+    for host pages without use.
+    """
     num_host_pages, preemption = options.num_host_pages, options.preemption
     if type(preemption) is not str or preemption not in get_args(Preemption):
         known = ", ".join(get_args(Preemption))
@@ -250,7 +263,7 @@ def _check_host(options: SimulationOptions) -> None:
 
 
 def _check_speculation(options: SimulationOptions) -> None:
-    """Raise for a chance that is none, and for one without guesses."""
+    """Raise for an invalid chance, and for one without draft tokens."""
     acceptance_by_place(options.acceptance)
     if options.acceptance is not None and not options.speculation_max_tokens:
         raise ConfigError(
@@ -260,7 +273,7 @@ def _check_speculation(options: SimulationOptions) -> None:
 
 
 def _check_eviction(eviction: Any, prefix_caching: Any, num_pages: int | None) -> None:
-    """Raise for what is no eviction strategy, and for one that has nothing to decide."""
+    """Raise for an invalid eviction strategy, and for one that has nothing to decide."""
     with named("eviction"):
         if type(eviction) is str:
             if eviction not in EVICTION_STRATEGIES:
@@ -283,11 +296,11 @@ def _check_eviction(eviction: Any, prefix_caching: Any, num_pages: int | None) -
 
 
 def in_order(trace: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """Requests by arrival. Raises `TraceError` for what is no trace."""
+    """Return requests by arrival. Raises `TraceError` for an invalid trace."""
     requests = checked_requests(trace)
     numbers: set[int] = set()
     for place, request in enumerate(requests):
-        # What is of a request alone is made of its number.
+        # Tokens that only one request has are made from its number.
         if request.number in numbers:
             raise TraceError(f"trace[{place}]: another request has the number {request.number}")
         numbers.add(request.number)
@@ -295,7 +308,7 @@ def in_order(trace: Iterable[TraceRequest]) -> list[TraceRequest]:
 
 
 def pages_needed(trace: list[TraceRequest], page_size: int, num_window_groups: int = 0) -> int:
-    """Number of pages that could ever be needed, those of window groups included."""
+    """Return the number of pages that could ever be needed, those of window groups included."""
     needed = 1 + sum(pages_for(recorded_length(request), page_size) for request in trace)
     needed *= 1 + num_window_groups
     # The pool is rounded up to a power of two.
@@ -310,6 +323,9 @@ def pages_needed(trace: list[TraceRequest], page_size: int, num_window_groups: i
 
 
 def large_pool(needed: int) -> int:
-    """Number of pages of a pool that is large enough. Policies see it, so it is a round number,
-    which tells no more of the completions than their order of magnitude."""
+    """Return the number of pages of a pool that is large enough.
+
+    Policies see it, so it is a round number: it tells only the order of magnitude of the
+    completions.
+    """
     return max(LEAST_UNBOUNDED_PAGES, 1 << (needed - 1).bit_length())

@@ -1,7 +1,8 @@
-"""Tells for how many steps the head of the queue finds no pages, while running requests go on token
-by token and first come, first served decides.
+"""Steps for which the head of the queue finds too few pages, while running requests get a token
+each.
 
-Where the policy is asked which request starts, only asking it tells.
+This is for first come, first served. If the policy decides which request starts, it has to be
+asked.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ STEPS_AT_ONCE = 64
 
 
 def head_of_queue(state: SchedulerState) -> QueueHead | None:
-    """Head of the queue, if the policy isn't asked which request starts, and pages are all that it
-    may lack: fewer run than may, and none of them has pending samples."""
+    """Return the head of the queue if only pages may keep it from starting, and the policy isn't
+    asked.
+
+    The caller checks that fewer sequences run than may. None of the running ones may have pending
+    samples.
+    """
     policy_calls, memory = state.policy_calls, state.memory
     head = state.waiting[0]
     if (
@@ -34,7 +39,7 @@ def head_of_queue(state: SchedulerState) -> QueueHead | None:
         or head.is_held
         or head.pending_samples
         or head.num_cacheable is not None
-        # What is in another tier would be copied back, into pages to be found for it.
+        # Pages in another tier would be copied back, into pages that must be found for it.
         or memory.copies_evicted
     ):
         return None
@@ -49,8 +54,11 @@ def head_of_queue(state: SchedulerState) -> QueueHead | None:
 def _may_write_for(
     head: SequenceState, found: Sequence[int], sequence: SequenceState, page_size: int
 ) -> bool:
-    """Whether the next page that a running sequence publishes may be one that the head of the queue
-    finds then behind the pages `found`: at most so many are published of it."""
+    """True if the next page that a running sequence publishes may be one that the head could use.
+
+    That page would be behind the pages `found`. The sequence must have published at most
+    `len(found)` pages.
+    """
     lease, published = sequence.lease, sequence.lease.published
     if lease.namespace != head.lease.namespace:
         return False
@@ -61,8 +69,7 @@ def _may_write_for(
 
 
 class QueueHead:
-    """Head of the queue as it is now, with the running requests. Invalid once the scheduler has
-    changed."""
+    """Head of the queue with the running requests. Invalid once the scheduler has changed."""
 
     def __init__(
         self,
@@ -73,14 +80,17 @@ class QueueHead:
     ) -> None:
         self.sequence = sequence
         self._num_pages = num_pages
-        """Pages that would be left if it had started now; below 0 if there aren't enough."""
+        """Pages that would be left if it started now; below 0 if there aren't enough."""
         self._reserve = reserve
         self._running = running
 
     def num_steps_without(self, pages_taken: Sequence[int]) -> int:
-        """Number of steps, each of which takes such pages for running requests, after which it
-        can't start. What is evicted for these makes no difference: a page that the head would have
-        found is one less to evict for it, and one more to acquire."""
+        """Return the number of steps after which it can't start, given the pages that each step
+        takes.
+
+        Evictions for these pages make no difference. A page that the head would have found is one
+        less to evict for it, and one more to acquire.
+        """
         ahead = self._reserve.pages_ahead(self.sequence)
         left = [self._num_pages - pages for pages in accumulate(pages_taken)]
         if max(left, default=0) < ahead:
@@ -100,8 +110,11 @@ class QueueHead:
 def _pages_ahead(
     reserve: OutputReserve, known: npt.NDArray[np.int64], longest: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Pages as `reserve.pages_ahead` has them for sequences without pending samples that share no
-    page in part, by the tokens that they know, pending ones included, and may have."""
+    """Return pages as `reserve.pages_ahead` does, for sequences without pending samples or shared
+    partial pages.
+
+    `known` are their known tokens, pending ones included; `longest` the most that they may have.
+    """
     ahead = np.minimum(known + reserve.horizon_tokens, longest)
     size = reserve.page_size
     return pages_for_each(ahead, size) - pages_for_each(known, size)

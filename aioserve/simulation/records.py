@@ -1,10 +1,9 @@
-"""Requests of a simulated trace: which comes next and when, and what became of each.
+"""Requests of a simulated trace: the order in which they come, and their results.
 
 In an open loop each comes when the trace says, whatever became of the one before. In a closed loop
-callers react: a request that follows another comes its `think_seconds` after that one's completion
-has ended, or was refused, and only those that follow none come when the trace says.
-
-Knows neither the scheduler nor how figures are made of records.
+callers react. A request that follows another comes `think_seconds` after that one's completion has
+ended, or was refused. Only requests that follow none come when the trace says. Knows neither the
+scheduler nor how figures are made of records.
 """
 
 from __future__ import annotations
@@ -39,16 +38,17 @@ class Ending(Enum):
     FINISHED = "finished"
     """The completion is as long as in the trace."""
     CUT_SHORT = "cut short"
-    """The completion was truncated: it was as long as `max_tokens`, `max_model_len` or the KV
-    memory allows before its end."""
+    """The completion was truncated by `max_tokens`, `max_model_len` or the KV memory."""
     REFUSED = "refused"
     """The policy answered NEVER, or dropped it while it ran."""
     TOO_LONG = "too long"
-    """The prompt and one more token are more than `max_model_len`, or don't fit the KV memory: the
-    engine refuses such a request at once."""
+    """The prompt and one more token exceed `max_model_len`, or don't fit the KV memory. The engine
+    refuses such a request at once.
+    """
     FAILED = "failed"
-    """A server that was measured answered with an error, not in time, or not to the end. No
-    simulated request ends so."""
+    """A measured server answered with an error, too late, or not to the end. Simulated requests
+    never end like this.
+    """
     OVERDUE = "overdue"
     """It hadn't ended at its deadline, and was ended there."""
 
@@ -66,35 +66,38 @@ class RequestRecord(msgspec.Struct, gc=False):
     end_seconds: float | None = None
     wait_tokens: int | None = None
     """Tokens that steps computed for others between its arrival and its first token, or until the
-    policy refused it."""
+    policy refused it.
+    """
     cached_tokens: int = 0
     """Leading tokens that were in the cache when its first step began."""
     max_gap_seconds: float | None = None
-    """Longest time between two tokens of its completion; None where it has fewer than two."""
+    """Longest time between two tokens of its completion; None for fewer than two."""
 
 
 class SpeculationMetrics(msgspec.Struct, frozen=True):
-    """Guesses of a run, and what came of them."""
+    """Draft tokens of a run, and the number that was right."""
 
     drafted_tokens: int
-    """Guesses that steps verified."""
+    """Draft tokens that steps verified."""
     accepted_tokens: int
-    """Guesses that were right."""
+    """Draft tokens that were right."""
     acceptance: float | None
-    """Share of guesses that were right; None where there was none."""
+    """Share of draft tokens that were right; None if there were none."""
     tokens_per_step: float | None
-    """Tokens of completions that a step brought a sequence on average; None where none came."""
+    """Mean tokens of completions that a step brought a sequence; None if no tokens came."""
     drafted: tuple[int, ...]
-    """Guesses by their place: entry 0 counts those right behind a sequence's last token."""
+    """Draft tokens by their place: entry 0 counts those directly behind a sequence's last token."""
     accepted: tuple[int, ...]
-    """Guesses that were right, and all before them in their step, by place."""
+    """Draft tokens by place that were right, with all before them in their step."""
 
     @classmethod
     def of(
         cls, drafted: Sequence[int], accepted: Sequence[int], num_tokens: int, sequence_steps: int
     ) -> SpeculationMetrics:
-        """Count guesses by place, of a run whose steps brought so many tokens; `sequence_steps`
-        counts a step once for each sequence that it brought some."""
+        """Count draft tokens by place, of a run whose steps brought `num_tokens` tokens.
+
+        `sequence_steps` counts a step once for each sequence that it brought tokens.
+        """
         verified, right = sum(drafted), sum(accepted)
         return cls(
             drafted_tokens=verified,
@@ -107,57 +110,66 @@ class SpeculationMetrics(msgspec.Struct, frozen=True):
 
 
 class SimulationResult(msgspec.Struct, frozen=True):
-    """Every request's record, in order of arrival, and what was counted over the whole run."""
+    """Every request's record, in order of arrival, and counts of the whole run."""
 
     requests: tuple[RequestRecord, ...]
     page_size: int
     num_pages: int
-    """Pages of the memory; where `unbounded`, as many as could ever be needed."""
+    """Pages of the memory; if `unbounded`, as many as could ever be needed."""
     seconds: float
     """Time from the first arrival until the last request has ended and the last step is done."""
     busy_seconds: float
-    """Seconds of those in steps."""
+    """Seconds of `seconds` in steps."""
     steps: int
     tokens_computed: int
-    """Tokens computed, with those of preempted requests computed again, and the one that a step
-    with overlap computes of a completion before its end is known."""
+    """Tokens computed, recomputed ones of preempted requests included. With overlap, a step also
+    computes one token of a completion before its end is known.
+    """
     tokens_prefilled: int
     tokens_cached: int
     """Prompt tokens found in the cache, those of preempted requests that began again included."""
     preemptions: int
     policy_faults: int
-    """Steps that first come, first served decided, since the policy raised or answered nonsense."""
+    """Steps that first come, first served decided, because the policy raised or answered
+    nonsense.
+    """
     pages_held_mean: float
-    """Pages that requests hold, over the time of steps; what the cache alone holds is left out."""
+    """Pages that requests hold, averaged over the time of steps; pages of the cache alone are left
+    out.
+    """
     pages_held_max: int
     service_gap_tokens: int | None
-    """Most by which the tokens computed for one tenant ran ahead of another's while both had
-    requests waiting all the time (Sheng et al., "Fairness in Serving LLMs", OSDI 2024); None where
-    the trace has fewer than two tenants."""
+    """Most by which one tenant's computed tokens ran ahead of another's while both always had
+    requests waiting. See Sheng et al., "Fairness in Serving LLMs", OSDI 2024. None for fewer than
+    two tenants.
+    """
     unbounded: bool = False
-    """Whether memory had no limit."""
+    """True if memory had no limit."""
     gap_seconds: Spread | None = None
-    """Time between one token and the next of the same completion, over all tokens that came; None
-    where no completion has two."""
+    """Time between consecutive tokens of a completion, over all tokens; None if no completion has
+    two.
+    """
     steps_outside: StepsOutside | None = None
-    """Steps that the cost table was not measured for; None where the cost model is no table."""
+    """Steps that the cost table was not measured for; None if the cost model is no table."""
     pages_swapped_out: int | None = None
-    """Pages copied to the host; None where it has none."""
+    """Pages copied to the host; None if it has no pages."""
     pages_swapped_in: int | None = None
     speculation: SpeculationMetrics | None = None
-    """None where nothing guesses."""
+    """Draft tokens of the run; None without a drafter."""
 
 
 def recorded_length(request: TraceRequest) -> int:
-    """Tokens of prompt and completion."""
+    """Return the tokens of prompt and completion."""
     return request.prompt_tokens + max(1, request.output_tokens)
 
 
 class Arrivals:
-    """Arrivals of one run. `ordered` is the trace by arrival. One event loop takes requests in, one
-    after the other, so that the scheduler has each `intake_seconds` after it came or after the one
-    before was taken in, whichever is later. Raises `TraceError` where a closed loop has a request
-    that follows none before it."""
+    """Arrivals of one run. `ordered` is the trace by arrival.
+
+    One event loop takes requests in, one after the other. Each takes `intake_seconds` from its
+    arrival, or from the intake of the one before if that is later. Raises `TraceError` if a request
+    of a closed loop follows no earlier one.
+    """
 
     def __init__(
         self,
@@ -192,7 +204,8 @@ class Arrivals:
     @property
     def next_seconds(self) -> float | None:
         """Time at which the scheduler has the next request, as far as is known now; None without
-        one."""
+        one.
+        """
         if not self._coming:
             return None
         return max(self._coming[0][0], self.taken_in_seconds) + self._intake_seconds
@@ -214,5 +227,5 @@ class Arrivals:
             heappush(self._coming, (arrival, place))
 
     def by_time(self) -> tuple[RequestRecord, ...]:
-        """All records, in the order in which their requests came."""
+        """Return all records, in the order in which their requests came."""
         return tuple(sorted(self.records, key=lambda record: record.request.arrival_seconds))

@@ -1,11 +1,11 @@
-"""Writes a line for each simulated request, as CSV or JSON, to make other figures of.
+"""A line for each simulated request, as CSV or JSON, for other figures.
 
-A file replaces another one when it is whole, and not before: it is written beside, under a name of
-its own, and renamed at the end, so that a run that fails or is interrupted leaves what was there.
-What is no regular file, a pipe or a device, is written to at once.
+A file replaces another one only when it is complete: it is written beside it under a temporary
+name, and renamed at the end. So a run that fails or is interrupted leaves the old file. A pipe or a
+device is written to at once.
 
-A spreadsheet takes a cell that begins with one of `=+-@` for a formula. Names come from the maker
-of the trace, so such names get an apostrophe in front, which spreadsheets don't show.
+Spreadsheets take a cell that begins with one of `=+-@` for a formula. Names come from the maker of
+the trace, so such names get an apostrophe in front, which spreadsheets don't show.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ __all__ = [
 SUFFIXES = (".csv", ".jsonl")
 NUMBER = re.compile(r"[+-]?[0-9][0-9.,]*%?")
 MOST_NAME_CHARS = 40
-"""Most characters of the name that the file beside begins with: names have at most 255 bytes."""
+"""Most characters that the temporary file's name takes from the name: names have at most 255
+bytes.
+"""
 COLUMNS: dict[str, Callable[[RequestRecord], Any]] = {
     "request": lambda record: record.request.number,
     "tenant": lambda record: record.request.tenant,
@@ -74,7 +76,7 @@ COLUMNS: dict[str, Callable[[RequestRecord], Any]] = {
     "wait_tokens": lambda record: record.wait_tokens,
     "met_targets": lambda record: met_targets(record) if record.request.has_target else None,
 }
-"""Columns of a request's row; None where there was nothing to measure."""
+"""Columns of a request's row; None if there was nothing to measure."""
 
 
 def row_of(record: RequestRecord) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def row_of(record: RequestRecord) -> dict[str, Any]:
 
 
 def check_requests_file(path: Any) -> Path:
-    """`path`, where its name says what to write. Raises `ConfigError`."""
+    """Return `path` if its name says what format to write. Raises `ConfigError` otherwise."""
     if isinstance(path, str):
         path = Path(str.__str__(path))
     if not isinstance(path, Path) or path.suffix not in SUFFIXES:
@@ -91,7 +93,7 @@ def check_requests_file(path: Any) -> Path:
 
 
 def is_same_file(path: Path, other: Path) -> bool:
-    """Whether both names are of one regular file, which need not be there."""
+    """True if both names are of one regular file, which need not be there."""
     try:
         if path.exists() and other.exists():
             return path.is_file() and path.samefile(other)
@@ -103,8 +105,10 @@ def is_same_file(path: Path, other: Path) -> bool:
 def lines_of(
     path: Path, records: Iterable[RequestRecord], labels: Mapping[str, Any] | None = None
 ) -> str:
-    """Lines of these requests, in the format that the path's name says. `labels` stand first in
-    each: they name the run."""
+    """Return lines of these requests, in the format of the path's name.
+
+    Each begins with `labels`, which name the run.
+    """
     rows = ({**(labels or {}), **row_of(record)} for record in records)
     if path.suffix == ".csv":
         return to_csv(row.values() for row in rows)
@@ -112,8 +116,10 @@ def lines_of(
 
 
 class RequestFile:
-    """File of requests that is being written, run by run. Use it as a context manager: it takes the
-    place of what was there when that ends without an exception."""
+    """File of requests that is written run by run; a context manager.
+
+    It replaces the existing file when the context ends without an exception.
+    """
 
     def __init__(self, path: str | Path, labels: Iterable[str] = ()) -> None:
         self.path: Path = check_requests_file(path)
@@ -149,12 +155,14 @@ class RequestFile:
 
 @contextmanager
 def whole_file(option: str, path: Path) -> Iterator[TextIO]:
-    """Open a text file to be written, which is at `path` if the block ends without an exception.
-    Raises `ConfigError` where none can be; `option` names the option that asked for it."""
+    """Open a text file for writing, which is at `path` once the block ends without an exception.
+
+    Raises `ConfigError` if it can't be written; `option` names the option that asked for it.
+    """
     place = Path(os.path.realpath(path))  # a link stays one
     beside = place.with_name(f"{place.name[:MOST_NAME_CHARS]}.{token_hex(4)}.part")
     try:
-        # The path as given is asked: what a link to an open pipe leads to has no name.
+        # Ask the given path: the target of a link to an open pipe has no name.
         is_replaced = path.is_file() or not path.exists()
         file = _begun(place, beside) if is_replaced else _opened(path)
     except OSError as error:
@@ -172,7 +180,7 @@ def whole_file(option: str, path: Path) -> Iterator[TextIO]:
         raise
     try:
         beside.replace(place)
-    except OSError as error:  # all that was written is kept
+    except OSError as error:  # everything that was written is kept
         raise ConfigError(
             f"{option}: {path} can't be replaced: {error.strerror}; what it would have is in "
             f"{beside}"
@@ -180,8 +188,10 @@ def whole_file(option: str, path: Path) -> Iterator[TextIO]:
 
 
 def _begun(place: Path, beside: Path) -> TextIO:
-    """A file beside, as open to others as the one that it will replace, where that one may be
-    written to."""
+    """Open a file beside `place`, with the permissions of the file that it will replace.
+
+    That file must be writable.
+    """
     mode = None
     if place.exists():
         place.open("ab").close()
@@ -197,7 +207,7 @@ def _opened(path: Path, mode: Literal["w", "x"] = "w") -> TextIO:
 
 
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
-    """Write rows as RFC 4180 has it, but with line ends of one character. None is an empty cell."""
+    """Write rows as in RFC 4180, with line ends of one character. None is an empty cell."""
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerows([_cell(v) for v in row] for row in rows)
     return written.getvalue()

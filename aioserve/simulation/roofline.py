@@ -1,4 +1,4 @@
-"""The roofline: what steps take by a model's sizes and a device's peaks, nothing being measured."""
+"""Roofline: the time of steps by a model's sizes and a device's peaks, without measurements."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ __all__ = ["RooflineCost"]
 
 
 class RooflineCost:
-    """A step takes as long as its arithmetic or its memory traffic, whichever is longer, and a
-    fixed time more (Williams et al., "Roofline", CACM 2009).
+    """Cost of a step: the longer of its arithmetic and its memory traffic, plus a fixed time.
+
+    See Williams et al., "Roofline", CACM 2009.
 
     Every step reads all weights, and every sequence all keys and values before it. A token costs
-    two operations for each weight, and four for each value of a query head and each token that it
-    attends to. Pages that are swapped go over the link to the host meanwhile, both ways at once.
+    two operations for each weight. It also costs four for each value of a query head and each token
+    that it attends to. Swapped pages go over the link to the host meanwhile, both ways at once.
 
     In a layer with a window a token attends to the last `window` tokens, and a chunk reads those of
-    its first token. A token computes the experts that it is sent to, and a step reads those that
-    its tokens are sent to, as many as `ExpertsShape.num_read` says. Latents are read once, and
-    attended to as if each were a key and a value of all heads (absorbed).
+    its first token. A token computes its own experts. A step reads the experts of all its tokens,
+    as many as `ExpertsShape.num_read` says. Latents are read once, and attended to as if each were
+    a key and a value of all heads (absorbed).
 
-    `layers_per_page` is how many layers' keys and values a page that is copied has; None: all.
+    `layers_per_page` is the number of layers whose keys and values a copied page has; None: all.
+
     Raises `ConfigError` for devices that can't share the model's KV heads evenly, and for more
     layers than there are.
     """
@@ -58,16 +60,19 @@ class RooflineCost:
         self._layer_bytes = model.kv_bytes_per_token // model.num_layers
         """Bytes that a token leaves in one layer."""
         self.page_bytes_per_token: int = self._layer_bytes * layers_per_page
-        """Bytes of a token in a page: of the layers that share it."""
+        """Bytes of a token in a page, for the layers that share the page."""
         self._layer_pair_flops = model.pair_flops // model.num_layers
-        """Operations of a token's attention to one other in one layer."""
+        """Operations of a token's attention to one other token in one layer."""
         self._layers = tuple(model.layers_by_window.items())
-        """Windows, and how many layers have each."""
+        """Windows, and the number of layers with each."""
 
     @property
     def tells_several(self) -> bool:
-        """Whether `decode_seconds` says the same as `step_seconds`: a subclass may say another, and
-        in a layer with a window each sequence has to be looked at by itself."""
+        """True if `decode_seconds` agrees with `step_seconds`.
+
+        A subclass may override one of them. With windows, each sequence has to be looked at by
+        itself.
+        """
         return type(self) is RooflineCost and not self.model.windows
 
     def step_seconds(self, plan: StepPlan) -> float:
@@ -95,13 +100,16 @@ class RooflineCost:
         )
 
     def decode_seconds(self, load: StepLoad, step: int, count: int) -> list[float]:
-        """Seconds, to the digit those of `step_seconds`, of `count` steps from that number on
-        without copies, of a model without windows: the first has that load, which is of decoding
-        sequences alone, and each of them goes on by a token from one to the next."""
+        """Return the seconds of `step_seconds`, to the last digit, for `count` steps from number
+        `step` on.
+
+        The steps have no copies, and the model no windows. The first has this load, of decoding
+        sequences alone. Each further step has one more token of each sequence.
+        """
         batch, first, model = load.decode_batch, load.context_tokens, self.model
         flops, read = self._weight_flops(batch, batch), model.weight_bytes(batch)
         last = first + count * batch
-        # In int64 and float64 these are the same numbers, unless they are too large for that.
+        # In int64 and float64 these are the same numbers, unless they are too large.
         most = max(
             flops + model.pair_flops * last, read + model.kv_bytes_per_token * (last + batch)
         )
@@ -115,12 +123,12 @@ class RooflineCost:
 
 
 def _kv_tokens(start: int, count: int, window: int) -> int:
-    """Tokens of which a chunk reads keys and values, up to its end, and writes them."""
+    """Return the tokens whose keys and values a chunk reads, up to its end, and writes."""
     return start + count - first_seen(start, window) + count
 
 
 def _pairs(start: int, count: int, window: int) -> int:
-    """Pairs of a chunk's token and a token that it attends to."""
+    """Return the pairs of a chunk's token and a token that it attends to."""
     end = start + count
     if not window or end <= window:
         return count * (start + end + 1) // 2

@@ -1,7 +1,7 @@
-"""Figures of requests that a load generator sent to a server, in the words of the simulator's.
+"""Figures of requests that a load generator sent to a server, named as the simulator's.
 
-A record's times are seconds since the load began. It arrives when it is sent, so that what the
-generator itself was late by is in no latency, but told beside them. Knows no HTTP.
+A record's times are seconds since the load began. A request arrives when it is sent, so the
+generator's own lateness is in no latency; it is reported separately. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -40,30 +40,31 @@ __all__ = [
 
 MAX_BUSY_SHARE = 0.8
 MAX_LATE_SECONDS = 0.01
-"""What a generator that keeps up stays below: above, it measures itself."""
+"""Longest lateness, in seconds, of a generator that keeps up: a later one measures itself."""
 
 
 class ServedRequest(msgspec.Struct):
     """One request that was sent, or was to be sent."""
 
     record: RequestRecord
-    """Its ending is None until its stream has ended, and stays so where the load was interrupted.
-    Once the server has told its counts, `request.prompt_tokens` is what it counted."""
+    """Record of the request. Its ending is None until its stream has ended, and stays so if the
+    load was interrupted. Once the server reports counts, `request.prompt_tokens` is its count.
+    """
     is_sent: bool = False
     late_seconds: float = 0.0
-    """From the moment at which it was due, and there was room for it, until it was sent."""
+    """Time from when it was due, and there was room for it, until it was sent."""
     held_seconds: float = 0.0
-    """From the moment at which it was due until there was room among those at once."""
+    """Time from when it was due until there was room among the concurrent requests."""
     failure: str = ""
-    """Kind of the error; empty where there was none."""
+    """Kind of the error; empty without one."""
     detail: str = ""
-    """What the server or the connection said of it."""
+    """Message of the server or the connection."""
     chunks: int = 0
     """Chunks that carried a token or more."""
     gap_seconds: array[float] = msgspec.field(default_factory=lambda: array("d"))
     """Times between one of those chunks and the next."""
     has_usage: bool = False
-    """Whether the server told its counts. Where it didn't, each chunk counts as a token."""
+    """True if the server reported its counts. Otherwise each chunk counts as a token."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -71,27 +72,28 @@ class Failure(msgspec.Struct, frozen=True):
 
     requests: int
     first: str
-    """What was said of the first of them."""
+    """Message of the first of them."""
 
 
 class GeneratorMetrics(msgspec.Struct, frozen=True):
     """Metrics of the load generator itself. Times are in seconds."""
 
     late_seconds: Spread | None
-    """From the moment at which a request was due until it was sent, without the time for which
-    `concurrency` held it."""
+    """Time from when a request was due until it was sent, without the time that `concurrency` held
+    it.
+    """
     held_seconds: Spread | None
-    """From the moment at which a request was due until fewer than `concurrency` were under way;
-    None where nothing was held."""
+    """Time from when a request was due until fewer than `concurrency` were under way; None if
+    nothing was held.
+    """
     loop_lag_seconds: Spread | None
-    """How late a task that sleeps 1 ms at a time wakes."""
+    """Lateness of a task that sleeps 1 ms at a time."""
     busy_share: float
-    """Processor time of the generator, as a share of the time of the load. One is all that it can
-    have."""
+    """Processor time of the generator, as a share of the time of the load; at most about 1."""
 
     @property
     def findings(self) -> list[str]:
-        """What it did not keep up with; none where it did."""
+        """Signs that it didn't keep up, in words; empty if it did."""
         found: list[str] = []
         if self.busy_share > MAX_BUSY_SHARE:
             found.append(f"it was busy for {self.busy_share:.0%} of the time")
@@ -105,8 +107,10 @@ class GeneratorMetrics(msgspec.Struct, frozen=True):
 
 
 class ServedMetrics(msgspec.Struct, frozen=True):
-    """Metrics of a load. Times are in seconds, from the moment at which a request is sent; a spread
-    is None where there is nothing to measure."""
+    """Metrics of a load. Times are in seconds from the sending of a request.
+
+    A spread is None if there is nothing to measure.
+    """
 
     requests: int
     """Requests that ended: finished, refused or failed."""
@@ -114,25 +118,26 @@ class ServedMetrics(msgspec.Struct, frozen=True):
     cut_short: int
     """Finished requests with fewer tokens than were asked for."""
     refused: int
-    """Requests that the server answered with 429 or 503. They and those that failed count as
-    infinite in the percentiles of all times but the gaps."""
+    """Requests that the server answered with 429 or 503. Like failed ones, they count as infinite
+    in the percentiles of all times but the gaps.
+    """
     failed: int
     failures: dict[str, Failure]
     """Requests that were refused or failed, by kind."""
     unfinished: int
-    """Requests under way when the load was interrupted: they are in no figure but the tokens."""
+    """Requests under way when the load was interrupted: only the tokens include them."""
     not_sent: int
     """Requests whose turn didn't come before the load ended."""
     without_text: int
-    """Finished requests of which no token could be seen: they have no time to first token."""
+    """Finished requests without a visible token: they have no time to first token."""
     without_usage: int
-    """Finished requests whose counts the server didn't tell: a chunk counts as a token there."""
+    """Finished requests whose counts the server didn't report: each chunk counts as a token."""
     seconds: float
-    """From the first request until the last has ended."""
+    """Time from the first request until the last has ended."""
     prompt_tokens: int
     """Tokens in prompts of requests that finished."""
     cached_tokens: int
-    """Tokens of those that the server found in its cache, where it tells."""
+    """Prompt tokens among them that the server found in its cache, if it reports them."""
     output_tokens: int
     """All tokens that came."""
     requests_per_second: float
@@ -142,7 +147,7 @@ class ServedMetrics(msgspec.Struct, frozen=True):
     ttft_seconds: Spread | None
     """Time to the first token."""
     tpot_seconds: Spread | None
-    """Time between the tokens of one completion, on average, where it has two or more."""
+    """Mean time between the tokens of a completion, of completions with two or more."""
     gap_seconds: Spread | None
     """Time between one chunk with tokens and the next of the same completion."""
     e2e_seconds: Spread | None
@@ -151,9 +156,9 @@ class ServedMetrics(msgspec.Struct, frozen=True):
     goodput: Goodput | None
     """Goodput; None without targets."""
     tenants: dict[str, GroupMetrics]
-    """Metrics of tenants by name, where the trace names them."""
+    """Metrics of tenants by name, if the trace names them."""
     classes: dict[str, GroupMetrics]
-    """Metrics of classes by name, where the trace names them."""
+    """Metrics of classes by name, if the trace names them."""
     generator: GeneratorMetrics
 
 
@@ -164,8 +169,9 @@ def served_metrics_of(
     loop_lag_seconds: Iterable[float] = (),
     busy_share: float = 0.0,
 ) -> ServedMetrics:
-    """The metrics of a load that took so many seconds, with goodput where some request has a
-    target."""
+    """Return the metrics of a load that took `seconds`, with goodput if some request has a
+    target.
+    """
     sent = [one for one in served if one.is_sent]
     ended = [one for one in sent if one.record.ending is not None]
     records = [one.record for one in ended]
@@ -215,7 +221,7 @@ def served_metrics_of(
 def token_gaps_of(
     served: Iterable[ServedRequest],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """All times between chunks, in no order, and how often each came, which is once."""
+    """Return all times between chunks, in no order, and the count of each, which is 1."""
     gaps = np.concatenate([np.empty(0), *(np.array(one.gap_seconds) for one in served)])
     return gaps, np.ones(len(gaps), np.int64)
 
@@ -228,7 +234,7 @@ def _count(records: Iterable[RequestRecord], ending: Ending) -> int:
 
 
 def _failures(ended: Iterable[ServedRequest]) -> dict[str, Failure]:
-    """Failures by their kind, the most frequent first."""
+    """Return failures by their kind, the most frequent first."""
     wrong = [one for one in ended if one.failure]
     firsts = {one.failure: one.detail for one in reversed(wrong)}
     counts = Counter(one.failure for one in wrong)

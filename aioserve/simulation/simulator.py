@@ -1,14 +1,13 @@
-"""Runs a trace through the real scheduler and KV memory on a virtual clock.
+"""Run of a trace through the real scheduler and KV memory on a virtual clock.
 
-Nothing is computed: a cost model says how long a step takes. What is planned, found in the cache,
-evicted and preempted is what the engine would do; with overlap, a step is planned while the one
-before it runs. The same input gives the same result.
+Nothing is computed: a cost model says how long a step takes. Planning, cache hits, evictions and
+preemptions are those of the engine. With overlap, a step is planned while the one before it runs.
+The same input gives the same result.
 
 A completion ends where the trace says, with an end-of-sequence token. Neither policies nor the
-memory's reserve know that before. `max_tokens` is what the caller asked for, as in the engine.
-
-A trace has no text of completions, so a completion is made of its request's own token and is never
-a prefix of another prompt.
+memory's reserve know that before. `max_tokens` is what the caller asked for, as in the engine. A
+trace has no text of completions. So a completion is made of its request's own token, and is never a
+prefix of another prompt.
 """
 
 from __future__ import annotations
@@ -68,22 +67,29 @@ def simulate(
 ) -> SimulationResult:
     """Run `trace` to its end under a fresh `policy`.
 
-    Options are those of `Engine`, but `eviction` is the name of a native strategy or an object;
-    `num_pages=None` is memory without a limit. `max_tokens` is the callers' limit for completions
-    where the trace has none, and `max_model_len` the most tokens of a prompt and its completion;
-    None: as many as the KV memory holds. With `noise_seed` the steps of a cost table vary as
-    those that it was measured from, drawn from that seed by their numbers; None: each takes what
-    the table says. A table's `host` times come before a request's first step and after its tokens;
-    requests are taken in one after the other, and one that comes while steps run delays the next
-    step that is launched. A step after an idle time takes `wake_seconds` more.
-    For the policy to see, each request has its tenant, its class as
-    `metadata["class"]`, its session, its priority, its forecast and its targets. One that hasn't
-    ended at its deadline is ended there. A completion has at least one token, whatever the trace
-    says. In a `closed_loop` a request that follows another comes when that one's
-    completion has ended and its caller has thought. `timeline`, an empty one, takes down every
-    step. `on_progress(done, total)` is told of requests that have ended, at most once a step.
-    Raises `ConfigError` for options that make no sense or need more memory than is reasonable, and
-    `TraceError` for a request that is none.
+    Options are those of `Engine`, except for these:
+
+    - `eviction` is the name of a native strategy or an object.
+    - `num_pages=None` is memory without a limit.
+    - `max_tokens` is the callers' limit for completions if the trace has none, and `max_model_len`
+      the most tokens of a prompt and its completion. None: as many as the KV memory holds.
+    - With `noise_seed`, the steps of a cost table vary as those that it was measured from. The
+      noise is drawn from that seed and the steps' numbers. None: each step takes its mean.
+    - In a `closed_loop` a request that follows another comes when that one's completion has ended
+      and its caller has thought.
+    - `timeline`, an empty one, records every step.
+    - `on_progress(done, total)` is told of requests that have ended, at most once a step.
+
+    A table's `host` times come before a request's first step and after its tokens. Requests are
+    taken in one after the other. A request that comes while steps run delays the next step that is
+    launched. A step after an idle time takes `wake_seconds` more.
+
+    The policy sees each request's tenant, its class as `metadata["class"]`, its session, its
+    priority, its forecast and its targets. A request that hasn't ended at its deadline is ended
+    there. A completion has at least one token, whatever the trace says.
+
+    Raises `ConfigError` for options that make no sense or need too much memory, and `TraceError`
+    for an invalid request.
     """
     check_options(policy, options)
     ordered, num_pages = in_order(trace), options.num_pages
@@ -134,15 +140,16 @@ class _Run:
         self.step_seconds: deque[float] = deque()
         """Durations of the steps in flight."""
         self.delay_seconds = 0.0
-        """Time that the next step takes longer, for requests that came while steps ran."""
+        """Delay of the next step, for requests that came while steps ran."""
         self.ended = 0
         self.prompt_tokens = 0
         """Prompt tokens of the requests that wait or run."""
         self.active: dict[int, RequestRecord] = {}
         """Requests submitted and not yet ended, by sequence id."""
         self.submitted_at_tokens: dict[int, int] = {}
-        """Tokens computed before a request arrived, and since then for itself, by the sequence id
-        of requests without a first token."""
+        """Tokens computed before a request arrived, plus its own since then. By sequence id, of
+        requests without a first token.
+        """
         self.own_tokens: dict[int, int] = {}
         """Token that the completion of each sequence is made of."""
         self.end_positions: dict[int, int] = {}
@@ -151,16 +158,16 @@ class _Run:
         """Tenant that sent each sequence."""
         self.not_started: set[int] = set()
         self.deadlines: list[tuple[float, int]] = []
-        """Deadlines of requests that may have ended since, the next one first."""
+        """Deadlines of requests, the next one first; the requests may have ended since."""
         self.guesses: SimulatedGuesses | None = None
         if options.speculation_max_tokens:
             self.guesses = SimulatedGuesses(options.acceptance, options.acceptance_seed)
             self.guesses.check(ordered)
         self.outcomes: deque[StepOutcome] = deque()
-        """With guesses, what comes of the steps in flight."""
+        """Outcomes of the steps in flight, if there are draft tokens."""
         self.token_gaps = TokenGaps()
         self.waiting = Counter[str]()
-        """Requests of each tenant that haven't started; those without any are left out."""
+        """Requests of each tenant that haven't started; tenants without any are left out."""
         self.busy_seconds = 0.0
         self.page_seconds = 0.0
         self.pages_held_max = 0
@@ -168,7 +175,7 @@ class _Run:
         self.gap = ServiceGap() if len(tenants) > 1 else None
 
     def result(self, pages_needed: int | None = None) -> SimulationResult:
-        """Run to the end. `pages_needed` is that of memory without a limit."""
+        """Run to the end. `pages_needed` is given for memory without a limit."""
         began = self.now - self.host.intake_seconds
         while True:
             self._submit_arrived()
@@ -180,14 +187,15 @@ class _Run:
                 if update.cause is not None:
                     raise update.cause
                 self._end(update.sequence_id, Ending.REFUSED)
-            # As in the engine's loop: it waits for a step when none may be launched beside it.
+            # Like the engine's loop, wait for a step if none may be launched beside it.
             if (end := self.pipeline.due) is not None:
                 self._end_overdue(end)
                 self._finish_step(end)
             elif plan is not None:
                 continue
             elif (arrives := self.arrivals.next_seconds) is not None:
-                # Never back: a step may have ended, of a completion whose end was known before it.
+                # Never go back: a step may have ended, of a completion whose end was known before
+                # it.
                 self.now = max(self.now, arrives)
             elif not self.active:
                 break
@@ -211,7 +219,7 @@ class _Run:
             counters.tokens_cached,
             counters.preemptions,
             self.scheduler.policy_calls.faults_total,
-            # Rounded, the mean of what was always the same may be above it.
+            # Rounding may put the mean of equal values above them.
             min(self.page_seconds / (self.busy_seconds or 1), self.pages_held_max),
             self.pages_held_max,
             None if self.gap is None else self.gap.most,
@@ -281,14 +289,16 @@ class _Run:
             self.waiting[request.tenant] += 1
 
     def _next_deadline(self) -> float | None:
-        """Next deadline of a request that hasn't ended; None without one."""
+        """Return the next deadline of a request that hasn't ended; None without one."""
         while self.deadlines and self.deadlines[0][1] not in self.active:
             heappop(self.deadlines)
         return self.deadlines[0][0] if self.deadlines else None
 
     def _end_overdue(self, before: float) -> None:
-        """End requests whose deadlines are before that time. Tokens of theirs that a step in flight
-        computes are dropped, as in the engine."""
+        """End requests whose deadlines are before that time.
+
+        Tokens that a step in flight computes for them are dropped, as in the engine.
+        """
         while (deadline := self._next_deadline()) is not None and deadline < before:
             _, sequence_id = heappop(self.deadlines)
             self.now = max(self.now, deadline)
@@ -330,7 +340,7 @@ class _Run:
             self.scheduler.state.times.took(plan, self.step_seconds.popleft())
         else:
             outcome = self.outcomes.popleft()
-            # How many guesses are worth their time is for the scheduler to learn.
+            # The scheduler learns how many draft tokens are worth their time.
             self.scheduler.charge(plan, self.step_seconds.popleft())
         updates = self.pipeline.finish(outcome, self.now)
         sequence_ids = list(dict.fromkeys([progress.sequence_id for progress in updates]))
@@ -361,7 +371,9 @@ class _Run:
         return StepOutcome(step=plan.step, token_ids=tuple(token_ids))
 
     def _pass_steps(self) -> bool:
-        """Pass steps at once, if some can be: a timeline takes down each by itself."""
+        """Pass steps at once, if possible. A timeline records each step by itself, so it prevents
+        that.
+        """
         in_flight = self.pipeline.num_in_flight
         if self.timeline is not None or self.delay_seconds:
             return False
@@ -406,7 +418,7 @@ class _Run:
         return True
 
     def _max_length(self, request: TraceRequest) -> int:
-        """Most tokens of prompt and completion, as the engine's intake would say."""
+        """Return the most tokens of prompt and completion, as the engine's intake would."""
         most = self.options.max_tokens if request.max_tokens is None else request.max_tokens
         return self.longest if most is None else min(self.longest, request.prompt_tokens + most)
 
@@ -445,7 +457,7 @@ class _Run:
         self.arrivals.ended(record, record.end_seconds)
 
     def _waited_tokens(self, sequence_id: int, in_flight: Iterable[StepPlan]) -> int:
-        """Tokens computed for others since it arrived, those of steps in flight left out."""
+        """Return the tokens computed for others since it arrived, without steps in flight."""
         since = self.scheduler.counters.tokens_processed - self.submitted_at_tokens.pop(sequence_id)
         for plan in in_flight:
             own = sum(item.count for item in plan.items if item.sequence_id == sequence_id)
@@ -453,7 +465,7 @@ class _Run:
         return since
 
     def _no_longer_waits(self, sequence_id: int) -> None:
-        """Take note that it starts, or never will."""
+        """Record that it starts, or never will."""
         tenant = self.tenants[sequence_id]
         self.waiting[tenant] -= 1
         if not self.waiting[tenant]:
@@ -480,7 +492,7 @@ class _Run:
         )
 
     def _count_pages(self, seconds: float) -> int:
-        """Count and return the pages that requests hold, for a step of so many seconds."""
+        """Count and return the pages that requests hold during a step of `seconds`."""
         memory = self.scheduler.memory
         held = memory.pool.num_pages - memory.num_available
         self.busy_seconds += seconds
@@ -491,8 +503,9 @@ class _Run:
     def _count_service(
         self, computed: Iterable[tuple[int, int]], gap: ServiceGap, steps: int = 1
     ) -> None:
-        """Count the service of so many steps, each of which computes as many tokens for these
-        sequences."""
+        """Count the service of `steps` equal steps, each of which computes these tokens for
+        sequences.
+        """
         if len(self.waiting) < 2:
             gap.step((), ())
             return

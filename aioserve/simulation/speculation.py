@@ -1,13 +1,12 @@
-"""Guesses in a simulated run: no drafter runs, and draws say how many of those that a step verifies
-are right.
+"""Draft tokens in a simulated run: no drafter runs, and draws decide which draft tokens are right.
 
-A request has a draw for each place of its completion, made of a seed and its number: a guess for
-that place is right where the draw is below the chance that it has. So a completion has the same
-luck under every policy, in whatever steps it is computed, and a guess with a better chance is right
-wherever one with a worse would be.
+A request has a draw for each place of its completion, made from a seed and its number. A draft
+token for that place is right if the draw is below its chance. So a completion has the same luck
+under every policy, in whatever steps it is computed. A draft token with a better chance is right
+wherever one with a worse chance is.
 
-The drafter makes as many guesses as the plan asks for. Called in the order of the steps, when each
-begins, as a runner is: what the one before brings is drawn already.
+The drafter makes as many draft tokens as the plan asks for. It is called in the order of the steps,
+when each begins, like a runner: the outcome of the step before is drawn already.
 """
 
 from __future__ import annotations
@@ -34,8 +33,10 @@ MAX_PLACES = 64
 
 
 def acceptance_by_place(acceptance: float | str | None) -> tuple[float, ...] | None:
-    """Chance that a guess is right if all before it in its step are, by its place there; the last
-    one is that of all behind. Raises `ConfigError` for what is no chance."""
+    """Return the chance that a draft token is right if all before it in its step are, by its place.
+
+    The last one is that of all further places. Raises `ConfigError` for an invalid chance.
+    """
     if acceptance is None:
         return None
     parts = acceptance.split(",") if isinstance(acceptance, str) else [acceptance]
@@ -58,8 +59,11 @@ def _chance(part: float | str, given: float | str) -> float:
 
 
 class SimulatedGuesses:
-    """Guesses for all requests of one run. `acceptance` is that of every request; None: each has
-    its own, which the trace tells. Raises `ConfigError` for what is no chance."""
+    """Draft tokens for all requests of one run.
+
+    `acceptance` is that of every request; None: each has its own, which the trace tells. Raises
+    `ConfigError` for an invalid chance.
+    """
 
     def __init__(self, acceptance: float | str | None, seed: int) -> None:
         self._chances = acceptance_by_place(acceptance)
@@ -82,20 +86,23 @@ class SimulatedGuesses:
                 )
 
     def submitted(self, sequence_id: int, request: TraceRequest) -> None:
-        """A request that was checked is on its way."""
+        """Prepare a checked request that is submitted."""
         chances = self._chances or (request.acceptance or 0.0,)
         draws = np.random.default_rng((self._seed, request.number)).random(request.output_tokens)
         self._requests[sequence_id] = (request.prompt_tokens, draws, chances)
 
     def ended(self, sequence_id: int) -> None:
-        """No step begins with it any more."""
+        """Forget a sequence that is in no further step."""
         self._requests.pop(sequence_id, None)
 
     def taken(
         self, plan: StepPlan, own_tokens: Mapping[int, int], end_positions: Mapping[int, int]
     ) -> tuple[StepPlan, StepOutcome]:
-        """The plan with its items where they begin, and what comes of it. `own_tokens` is the token
-        that the completion of each sequence is made of, `end_positions` where it ends."""
+        """Return the plan with the final starts of its items, and its outcome.
+
+        `own_tokens` is the token that each sequence's completion is made of, `end_positions` the
+        position at which it ends.
+        """
         for slot in plan.ended_slots:
             self._reached.pop(slot, None)
         for start in plan.started_slots:
@@ -137,7 +144,9 @@ class SimulatedGuesses:
         return replace(item, start=self._reached[item.slot] - 1)
 
     def _num_right(self, sequence_id: int, position: int, guesses: int) -> int:
-        """Guesses that are right before the first that isn't; none behind the end is."""
+        """Return the number of draft tokens before the first wrong one; those behind the end are
+        wrong.
+        """
         prompt_tokens, draws, chances = self._requests[sequence_id]
         first = position - prompt_tokens
         for place in range(guesses):

@@ -1,15 +1,15 @@
-"""Noise of steps of one kind: ratios to what a cost table says, by place on its grid, drawn by
-number of the step.
+"""Noise of steps of one kind: ratios to a cost table's times, by place on its grid, drawn by step
+number.
 
-The draw for a step depends on a seed and the step's number alone, so steps may be asked for
-one by one, several at once, and in any order. Only integers are drawn: the digits are the same
-whichever way.
+The draw for a step depends only on a seed and the step's number. So steps may be asked for one by
+one, several at once, and in any order. Only integers are drawn: the digits are the same in each
+case.
 
-Slow steps come together: something else runs on the machine for a while, or it is slower. Where
-the order of the measured ratios is known, blocks of it are drawn, in which steps follow each other
-as they did (the block bootstrap; Künsch, "The Jackknife and the Bootstrap for General Stationary
-Observations", Annals of Statistics 1989). Draws for each step by itself would be averaged away
-over the steps of an answer.
+Slow steps come together: something else runs on the machine for a while, or it is slower. If the
+order of the measured ratios is known, blocks of it are drawn, in which steps follow each other as
+they did. This is the block bootstrap (Künsch, "The Jackknife and the Bootstrap for General
+Stationary Observations", Annals of Statistics 1989). Independent draws for each step would average
+out over the steps of an answer.
 """
 
 from __future__ import annotations
@@ -29,27 +29,26 @@ MAX_RATIOS = 256
 """Most ratios of one point of a grid."""
 MAX_RATIO = 1e3
 NUM_RANKS = 256
-"""Ranks that measured steps have among those near the same point, from the shortest to the
-longest."""
+"""Ranks of measured steps among those near the same point, from the shortest to the longest."""
 MAX_ORDER = 1 << 16
 """Most ranks in the order in which they were measured."""
 BLOCK_STEPS = 256
-"""Steps that follow each other as measured ones did."""
+"""Steps of a block, which follow each other as measured ones did."""
 MEAN_ERROR = 0.01
-"""Most that the mean ratio of a point may differ from 1."""
+"""Largest difference of a point's mean ratio from 1."""
 
 BITS_64 = (1 << 64) - 1
 STRIDE = 0x9E3779B97F4A7C15
-"""2**64 / golden ratio, as in SplitMix64 (Steele et al., "Fast Splittable Pseudorandom Number
-Generators", OOPSLA 2014), whose finalizer mixes the bits."""
+"""Constant 2**64 / golden ratio, as in SplitMix64, whose finalizer mixes the bits. See Steele et
+al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
+"""
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 NAME = "step_noise (`scatter` in a file)"
 
 
 class StepNoise:
-    """Ratios for each point of a grid, all equally likely: 1 on average, so that steps take on
-    average what the table says."""
+    """Ratios for each point of a grid, all equally likely, with a mean of 1."""
 
     def __init__(
         self,
@@ -57,9 +56,11 @@ class StepNoise:
         shape: tuple[int, ...],
         order: Sequence[int] | None = None,
     ) -> None:
-        """`ratios[i][j]` are those of a point, from the smallest to the largest where there is an
-        `order`; all points of a grid of that shape have as many. `order` has the rank, in `[0,
-        NUM_RANKS)`, of one measured step after the other.
+        """Check and store the ratios of a grid of `shape`.
+
+        `ratios[i][j]` are those of a point; all points have equally many. With an `order` they must
+        ascend. `order` has the ranks, in `[0, NUM_RANKS)`, of the measured steps one after the
+        other.
 
         Raises `ConfigError` for anything else, for ratios that aren't positive, and for a point
         whose mean isn't 1.
@@ -95,11 +96,11 @@ class StepNoise:
         self._ratios: list[list[list[float]]] = grid.tolist()
 
     def ratio(self, i: int, j: int, draw: int) -> float:
-        """Ratio of a step near point `[i][j]` for which `draw` was drawn."""
+        """Return the ratio of a step near point `[i][j]` for which `draw` was drawn."""
         return self._ratios[i][j][(draw >> 32) * self.num_ratios >> 32]
 
     def ratios(self, i: int, j: int, draws: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-        """Ratios of several steps near point `[i][j]`."""
+        """Return the ratios of several steps near point `[i][j]`."""
         high = draws >> np.uint64(32)
         return self._grid[i, j][high * np.uint64(self.num_ratios) >> np.uint64(32)]
 
@@ -114,7 +115,7 @@ class StepNoise:
         return int(self._order[(start + step % BLOCK_STEPS) % len(self._order)])
 
     def draws(self, seed: int, step: int, count: int) -> npt.NDArray[np.uint64]:
-        """Draw for `count` steps from that number on what `draw` does for each."""
+        """Return what `draw` gives for each of `count` steps from that number on."""
         if self._order is None:
             return _drawn_from(seed, step, count)
         first, last = step // BLOCK_STEPS, (step + count) // BLOCK_STEPS
@@ -125,7 +126,7 @@ class StepNoise:
 
 
 def _checked_order(order: Sequence[int]) -> npt.NDArray[np.uint64]:
-    """Ranks as draws: 64 bits that lie in the middle of their share."""
+    """Return ranks as draws: 64 bits in the middle of each rank's share."""
     with named("cost table: noise_order"):
         ranks = [*islice(order, MAX_ORDER + 1)]
     if not 1 <= len(ranks) <= MAX_ORDER or not all(
@@ -144,7 +145,7 @@ def _drawn(seed: int, number: int) -> int:
 
 
 def _drawn_from(seed: int, number: int, count: int) -> npt.NDArray[np.uint64]:
-    """What `_drawn` gives for `count` numbers from that one on."""
+    """Return what `_drawn` gives for `count` numbers from that one on."""
     bits = np.arange(count, dtype=np.uint64) + np.uint64((_mixed(seed) + number) & BITS_64)
     bits += np.uint64(STRIDE)
     bits = (bits ^ bits >> np.uint64(30)) * np.uint64(MULTIPLIERS[0])

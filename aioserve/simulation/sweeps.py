@@ -1,4 +1,4 @@
-"""Sums many runs up: what a policy does at each rate over several seeds, and up to which rate it
+"""Summaries of many runs: a policy at each rate over several seeds, and the rate up to which it
 meets its objectives.
 
 Knows metrics alone: neither how they are made nor how they are shown.
@@ -48,15 +48,18 @@ MAX_LIMIT_SECONDS = 1e9
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A mean over seeds, and how far from it the true one may be: half of the interval that has it
-    in 95 of 100 such sweeps, if values are normally distributed. None with one seed."""
+    """A mean over seeds, with half of its 95 % confidence interval.
+
+    The interval holds the true mean in 95 of 100 such sweeps, if values are normally distributed.
+    `half_width` is None with one seed.
+    """
 
     mean: float
     half_width: float | None = None
 
 
 def estimate(values: Iterable[float]) -> Estimate:
-    """Estimate of at least one value."""
+    """Return the estimate of at least one value."""
     known = list(values)
     if not all(map(math.isfinite, known)):
         return Estimate(math.inf)
@@ -71,14 +74,17 @@ def estimate(values: Iterable[float]) -> Estimate:
 def estimate_of(
     runs: Iterable[Metrics], value_of: Callable[[Metrics], float | None]
 ) -> Estimate | None:
-    """Estimate of a value over the runs that have it; None where none has."""
+    """Return the estimate of a value over the runs that have it; None if no run has."""
     values = [value for metrics in runs if (value := value_of(metrics)) is not None]
     return estimate(values) if values else None
 
 
 def attainment_by_class(runs: Iterable[Metrics]) -> dict[str, Callable[[Metrics], float | None]]:
-    """For each class of these runs that has targets, by its name, a measure of the share of its
-    requests that met theirs; None of a run without that class."""
+    """Return a measure for each class of these runs that has targets, by its name.
+
+    It is the share of the class's requests that met their targets; None for a run without that
+    class.
+    """
     names = sorted(
         {
             name
@@ -102,15 +108,18 @@ class Objective(msgspec.Struct, frozen=True):
     limit: float
 
     def value(self, metrics: Metrics) -> float | None:
-        """Value to compare with the limit; None where there was nothing to measure."""
+        """Return the value to compare with the limit; None if there was nothing to measure."""
         if self.name == ATTAINMENT:
             return measure_of("goodput.share")(metrics)
         kind, _, percentile = self.name.partition("_")
         return measure_of(f"{SPREADS[kind]}.{percentile}")(metrics)
 
     def met(self, metrics: Metrics) -> bool:
-        """Whether it was met. What was refused is infinitely late; where completions have no second
-        token, nothing came too late between tokens."""
+        """True if it was met.
+
+        Refused requests are infinitely late. Completions without a second token meet limits between
+        tokens.
+        """
         value = self.value(metrics)
         if self.name == ATTAINMENT:
             return value is not None and value >= self.limit
@@ -118,8 +127,10 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 def objectives(text: str) -> tuple[Objective, ...]:
-    """Objectives of `ttft_p99=2,tpot_p99=0.1` or `attainment=0.9`: seconds, or the share of
-    requests that met their targets. Raises `ConfigError`."""
+    """Parse objectives as in `ttft_p99=2,tpot_p99=0.1` or `attainment=0.9`. Raises `ConfigError`.
+
+    Limits are seconds, or the share of requests that met their targets.
+    """
     found: dict[str, Objective] = {}
     names = [f"{kind}_{percentile}" for kind in SPREADS for percentile in PERCENTILES]
     for part in text.split(","):
@@ -144,8 +155,11 @@ def objectives(text: str) -> tuple[Objective, ...]:
 
 
 def bounds_of(kept: Mapping[float, bool]) -> tuple[float | None, float | None]:
-    """Largest of the rates up to which all objectives are met, and the next rate, at which they
-    aren't; None where there is no such rate."""
+    """Return the largest rate up to which all objectives are met, and the next rate, at which they
+    aren't.
+
+    Either is None if there is no such rate.
+    """
     largest = None
     for rate in sorted(kept):
         if not kept[rate]:
@@ -155,8 +169,10 @@ def bounds_of(kept: Mapping[float, bool]) -> tuple[float | None, float | None]:
 
 
 def rate_between(kept: Mapping[float, bool]) -> float | None:
-    """A rate of four digits, as many times the smaller bound as the larger one is times it; None
-    where a bound is missing, or no such rate is between them."""
+    """Return the geometric mean of the two bounds, with four digits.
+
+    None if a bound is missing, or if no such rate is between them.
+    """
     largest, missed = bounds_of(kept)
     if largest is None or missed is None:
         return None

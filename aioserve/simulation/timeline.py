@@ -1,4 +1,4 @@
-"""Records what a simulated run did, step by step, for charts: only on request.
+"""Record of a simulated run, step by step, for charts: only on request.
 
 Knows neither metrics nor how charts are drawn.
 """
@@ -35,8 +35,9 @@ class StepSample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Span(msgspec.Struct, gc=False):
-    """Time in which steps computed tokens of one request: one chunk of prefill, or as many
-    decoding steps as came one after the other."""
+    """Time in which steps computed tokens of one request: one chunk of prefill, or consecutive
+    decoding steps.
+    """
 
     request: int
     """Number of the request in the trace."""
@@ -65,8 +66,9 @@ class Timeline:
             np.empty(0, np.float64),
             np.empty(0, np.int64),
         )
-        """Seconds between two tokens of one completion, in no order, and how often there were so
-        many; known when the run has ended."""
+        """Seconds between two tokens of one completion, in no order, and the count of each; known
+        when the run has ended.
+        """
         self._decoding: dict[int, Span] = {}
         """The last decoding span of each request."""
 
@@ -74,7 +76,7 @@ class Timeline:
         return len(self.steps)
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
-        """One field of every step: float64 `[len(self)]`."""
+        """Return one field of every step: float64 `[len(self)]`."""
         return np.array([getattr(step, name) for step in self.steps], np.float64)
 
     def add(
@@ -91,9 +93,12 @@ class Timeline:
         pages_held: int,
         pages_cached: int,
     ) -> None:
-        """Record one step. `requests` and `decodes` are aligned with the plan's items: the number
-        in the trace of its request, and whether it goes on with a completion; `preempted` are the
-        numbers of those that gave their pages back."""
+        """Record one step.
+
+        `requests` and `decodes` are aligned with the plan's items: the request's number in the
+        trace, and True if it goes on with a completion. `preempted` has the numbers of requests
+        that gave their pages back.
+        """
         prefill = decode = 0
         step, spans, decoding = plan.step, self.spans, self._decoding
         for item, request, goes_on in zip(plan.items, requests, decodes, strict=True):

@@ -1,5 +1,6 @@
-"""Pages with charts of what policies did on a trace: at one rate, step by step, and at several;
-and of what a server did with a load."""
+"""Pages with charts: of policies on a trace, at one rate step by step or at several rates, and of a
+server under a load.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Draws the steps of a short while, one request a lane: when it was computed, and when it
-waited."""
+"""Chart of the steps of a short time, one request a lane: when it was computed, and when it
+waited.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +31,13 @@ FULL_CHARS = 60
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """One request, and a picture of what became of it."""
+    """One request, and a picture of its course."""
 
     number: str
     tenant: str
-    """Name of the tenant, truncated where it is long; empty where the trace has none."""
+    """Name of the tenant, shortened if it is long; empty if the trace has none."""
     full_tenant: str
-    """Name of the tenant, truncated where it is very long."""
+    """Name of the tenant, shortened if it is very long."""
     tokens: str
     """Tokens of its prompt and of its completion."""
     svg: str
@@ -58,10 +59,10 @@ class Gantt(msgspec.Struct, frozen=True):
 
 
 class Lanes(msgspec.Struct, frozen=True):
-    """Part of a window that is drawn, and how much is not."""
+    """Part of a window that is drawn, and counts of all of it."""
 
     window: Window
-    """Window, shortened where it holds too many spans."""
+    """Window, shortened if it holds too many spans."""
     records: list[RequestRecord]
     """Records, one a lane, in order of arrival."""
     spans: list[Span]
@@ -72,9 +73,12 @@ class Lanes(msgspec.Struct, frozen=True):
 
 
 def choose_lanes(run: PolicyRun, window: Window, most_spans: int = MOST_SPANS) -> Lanes:
-    """Choose the requests in the window of which there is most to see: first those whose prompt is
-    computed or that are preempted, then those that only decode, then those that only wait; among
-    equals the earlier ones. The window ends before more than `most_spans`."""
+    """Choose the most eventful requests in the window.
+
+    First come those whose prompt is computed or that are preempted, then those that only decode,
+    then those that only wait. Earlier ones go first among equals. The window ends before more than
+    `most_spans` spans.
+    """
     start, end = window
     spans = [s for s in run.timeline.spans if s.ended_seconds > start and s.began_seconds < end]
     preemptions = [p for p in run.timeline.preemptions if start <= p.seconds <= end]
@@ -102,7 +106,9 @@ def choose_lanes(run: PolicyRun, window: Window, most_spans: int = MOST_SPANS) -
 
 
 def gantt_chart(run: PolicyRun, window: Window, key: str, most_spans: int = MOST_SPANS) -> Gantt:
-    """One policy's steps in the window; `key` is that of no other picture of the page."""
+    """Draw one policy's steps in the window. No other picture of the page may have the same
+    `key`.
+    """
     lanes = choose_lanes(run, window, most_spans)
     axis = Linear(*lanes.window)
     spans: defaultdict[int, list[Span]] = defaultdict(list)
@@ -140,8 +146,10 @@ def _is_there(record: RequestRecord, start: float, end: float) -> bool:
 def _lane(
     record: RequestRecord, spans: Sequence[Span], gone: Sequence[Preempted], axis: Linear, key: str
 ) -> Lane:
-    """A thin line from arrival to end; on it tall boxes for prefill and low ones for decode, which
-    are told apart without colours; a cross where the request gave its pages back."""
+    """Draw a lane: a thin line from arrival to end, with boxes on it and crosses at preemptions.
+
+    Tall boxes are prefill and low ones decode, so that they differ without colours.
+    """
     request = record.request
     name = f"#{request.number} {short(request.tenant, TENANT_CHARS)}".strip()
     ends = axis.high if record.end_seconds is None else min(axis.high, record.end_seconds)
@@ -183,7 +191,7 @@ def _box(css: str, axis: Linear, start: float, end: float, top: int, height: int
 
 
 def _lane_text(spans: Sequence[Span], gone: Sequence[Preempted], since: float, first: float) -> str:
-    """The lane in words."""
+    """Return the lane in words."""
     told = [f"waits {first - since:,.3f} s"] if first > since else []
     for decodes, what in ((False, "prefill"), (True, "decode")):
         theirs = [span for span in spans if span.decodes is decodes]
@@ -205,7 +213,7 @@ def _step_times(run: PolicyRun, lanes: Lanes) -> list[float]:
 
 
 def _ruler(axis: Linear, key: str, borders: Sequence[float]) -> str:
-    """The numbers of the time axis, and the borders of steps for all lanes to use."""
+    """Draw the numbers of the time axis, and the borders of steps for all lanes to use."""
     d = "".join(f"M{number(axis.at(at) * INNER_WIDTH)} 0V10" for at in borders)
     symbol = (
         f'<symbol id="{key}-steps" viewBox="0 0 {INNER_WIDTH} 10" preserveAspectRatio="none">'
@@ -219,7 +227,7 @@ def _ruler(axis: Linear, key: str, borders: Sequence[float]) -> str:
 
 
 def _pages(run: PolicyRun, axis: Linear, key: str) -> str:
-    """Columns for the steps of the window: pages held from below, evictable ones on them."""
+    """Draw columns for the steps of the window: held pages below, evictable ones on them."""
     parts: list[str] = []
     most = {"held": 0.0, "cached": 0.0}
     shown = [

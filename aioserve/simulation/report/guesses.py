@@ -1,4 +1,4 @@
-"""Charts what draft tokens brought: tokens of a step by how many of them it verifies."""
+"""Chart of what draft tokens brought: tokens of a step by its number of draft tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAPTION = (
 
 
 def guesses_chart(runs: Sequence[PolicyRun]) -> Chart | None:
-    """Chart of tokens per step; None where no step verified a draft token."""
+    """Return a chart of tokens per step; None if no step verified a draft token."""
     found = {
         (index, run.name): run.metrics.speculation
         for index, run in enumerate(runs)

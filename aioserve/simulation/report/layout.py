@@ -1,8 +1,9 @@
-"""Parts of a report, and the page that they make: one file, nothing fetched, no script but its own.
+"""Parts of a report, and the page that they make: a single file that fetches nothing and runs only
+its own script.
 
-Templates, style and script are in `parts/`. A page's policy allows the style and the script whose
-hashes it names, so what came into a page by mistake wouldn't run. Figures to download are CSV in
-links that hold all of it.
+Templates, style and script are in `parts/`. A page's policy allows only the style and the script
+whose hashes it names, so other code in a page wouldn't run. Figures to download are CSV in links
+that hold all of it.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ TokenGaps = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
 
 
 class MeasuredRequests(Protocol):
-    """What charts of requests need of a run, simulated or measured at a server."""
+    """Data of a run that charts of requests need, simulated or measured at a server."""
 
     kind: ClassVar[str]
-    """What `name` is the name of."""
+    """Word for what `name` names, such as "policy"."""
     each: ClassVar[str]
-    """How charts say that they show all runs."""
+    """Phrase for all runs, such as "under each policy"."""
 
     @property
     def name(self) -> str:
@@ -75,7 +76,7 @@ class MeasuredRequests(Protocol):
 
     @property
     def token_gaps(self) -> TokenGaps:
-        """Seconds between tokens of one completion, in no order, and how often each came."""
+        """Seconds between tokens of one completion, in no order, and the count of each."""
         ...
 
 
@@ -110,12 +111,12 @@ class ServedRun(msgspec.Struct, frozen=True):
 
 
 class RateRun(msgspec.Struct, frozen=True):
-    """One policy at one rate of requests: all that is held of a run when there are many."""
+    """One policy at one rate of requests: all that is kept of a run if there are many."""
 
     name: str
     """Name of the policy."""
     rate: float
-    """Requests that arrive in a second."""
+    """Requests that arrive per second."""
     metrics: Metrics
 
 
@@ -147,8 +148,11 @@ PARTS = Path(__file__).with_name("parts")
 
 
 def rendered(template: str, **values: Any) -> str:
-    """Render a page from a template of `parts/` and what it names. All text of `values` is
-    escaped, and what UTF-8 can't encode, as in names of files, is written as `?`."""
+    """Render a page from a template of `parts/`.
+
+    All text of `values` is escaped. Text that UTF-8 can't encode, as in file names, is written as
+    `?`.
+    """
     style, script = _part("report.css"), _part("report.js")
     templates = {path.name: _part(path.name) for path in sorted(PARTS.glob("*.html"))}
     environment = Environment(loader=DictLoader(templates), autoescape=True)
@@ -166,7 +170,7 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def legend_of(names: Sequence[str]) -> list[dict[str, str]]:
-    """Legend for the templates: how each policy is drawn."""
+    """Return the legend for the templates: the look of each policy."""
     looks = [look_of(index) for index in range(len(names))]
     return [
         {"name": name, "css": look.css, "dashes": look.dashes, "mark": look.mark}
@@ -184,7 +188,7 @@ def _hash_of(text: str) -> str:
 
 
 MOST_BYTES = 500_000
-"""Most bytes of the link of all requests, packed."""
+"""Most bytes of the link with all requests, compressed."""
 COLUMNS = (
     "policy",
     "request",
@@ -220,7 +224,7 @@ class Download(msgspec.Struct, frozen=True):
     left_out: int
     """Rows left out for lack of room."""
     each: str
-    """How the rows are told to be of all runs."""
+    """Phrase for all runs, such as "under each policy"."""
 
     @property
     def rows_text(self) -> str:
@@ -232,15 +236,17 @@ class Download(msgspec.Struct, frozen=True):
 
 
 def csv_link(table: Table) -> str:
-    """A link that holds the whole table."""
+    """Return a link that holds the whole table."""
     text = to_csv((table.head, *table.rows))
-    # A file's name need not be text, and a policy may be named by one.
+    # A file's name need not be text, and a policy's name may be a file's.
     return "data:text/csv;charset=utf-8," + quote(text, safe=",.-:/ ", errors="replace")
 
 
 def requests_file(runs: Sequence[MeasuredRequests]) -> Download:
-    """File with a row for each request under each policy, in order of arrival; what has no room in
-    `MOST_BYTES` is left out, the last requests of all policies alike. Packed with gzip."""
+    """Return a gzip file with a row for each request under each policy, in order of arrival.
+
+    If `MOST_BYTES` is too little, the last requests are left out, the same ones of all policies.
+    """
     head = [runs[0].kind if name == "policy" else name for name in COLUMNS]
     all_of_them = max(len(run.requests) for run in runs)
     kept = all_of_them
@@ -258,7 +264,7 @@ def requests_file(runs: Sequence[MeasuredRequests]) -> Download:
 
 
 def _row(run: MeasuredRequests, record: RequestRecord) -> list[object]:
-    """Cells of a request; seconds to the microsecond."""
+    """Return the cells of a request; seconds to the microsecond."""
     values = row_of(record)
     values |= {
         "policy": run.name,

@@ -1,5 +1,6 @@
-"""Charts over time: the queue, and what filled the steps and the KV memory. Many points of a long
-run become few, without changing what the picture says.
+"""Charts over time: the queue, and the use of steps and KV memory.
+
+Many points of a long run become few, without changing what the picture says.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ Counts = npt.NDArray[np.int64]
 
 
 def means_over_time(edges: Floats, began: Floats, ended: Floats, values: Floats) -> Floats:
-    """Mean over each span between `edges` of what is `values[i]` from `began[i]` to `ended[i]`, and
-    0 between one's end and the next one's beginning."""
+    """Return the mean over each span between `edges` of a quantity that has `values[i]` from
+    `began[i]` to `ended[i]`.
+
+    It is 0 between an end and the next beginning.
+    """
     if not len(values):
         return np.zeros(len(edges) - 1)
     times = np.column_stack((began, ended)).reshape(-1)
@@ -37,7 +41,7 @@ def means_over_time(edges: Floats, began: Floats, ended: Floats, values: Floats)
 
 
 def means_of_steps(edges: Floats, began: Floats, ended: Floats, values: Floats) -> Floats:
-    """Mean like `means_over_time`, over the time of steps alone; NaN where none ran."""
+    """Return means like `means_over_time`, over the time of steps alone; NaN if none ran."""
     busy = means_over_time(edges, began, ended, np.ones_like(values))
     ran = busy > 1e-6
     means = np.full(len(busy), np.nan)
@@ -46,7 +50,7 @@ def means_of_steps(edges: Floats, began: Floats, ended: Floats, values: Floats) 
 
 
 def peaks_over_time(edges: Floats, began: Floats, ended: Floats, values: Floats) -> Floats:
-    """Largest of `values` in each span between `edges`; 0 where there is none."""
+    """Return the largest of `values` in each span between `edges`; 0 in spans without values."""
     peaks = np.zeros(len(edges) - 1)
     last = len(peaks) - 1
     first_bins = np.clip(np.searchsorted(edges, began, side="right") - 1, 0, last)
@@ -66,7 +70,7 @@ CLOCK = "seconds on the trace's clock"
 
 
 def queue_chart(runs: Sequence[PolicyRun]) -> Chart:
-    """Chart of requests that wait and that run, over time, all policies in each panel."""
+    """Return a chart of waiting and running requests over time, with all policies in each panel."""
     edges = _edges(runs, MOST_BINS)
     coarse = _edges(runs, NUM_TOLD)
     panels: list[Panel] = []
@@ -117,8 +121,9 @@ def queue_chart(runs: Sequence[PolicyRun]) -> Chart:
 
 
 def steps_and_memory_charts(runs: Sequence[PolicyRun]) -> list[Chart]:
-    """Charts of what filled the steps and the KV memory over time: one for each policy, with the
-    same axes."""
+    """Return charts of the use of steps and KV memory over time: one for each policy, with equal
+    axes.
+    """
     edges = _edges(runs, MOST_BINS)
     means = [
         {
@@ -187,7 +192,7 @@ def _memory_panel(
     coarse: Floats,
     tips: Sequence[str],
 ) -> Panel:
-    """Pages that requests hold below, evictable ones on them, and the rest free."""
+    """Draw pages held by requests below, evictable ones on them, and free ones above."""
     plot = Plot(_time_axis(edges), Linear(0.0, 1.0, percent=True), height=120)
     held = np.nan_to_num(means["pages_held"]) / run.result.num_pages
     both = held + np.nan_to_num(means["pages_cached"]) / run.result.num_pages
@@ -205,7 +210,7 @@ def _memory_panel(
 
 
 def _edges(runs: Sequence[PolicyRun], most: int) -> Floats:
-    """Ends of the spans over which means are taken, the same for all policies."""
+    """Return the edges of the spans over which means are taken, the same for all policies."""
     firsts = [run.timeline.steps[0].began_seconds for run in runs if run.timeline.steps]
     lasts = [run.timeline.steps[-1].ended_seconds for run in runs if run.timeline.steps]
     longest = max((len(run.timeline) for run in runs), default=0)

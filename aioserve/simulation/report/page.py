@@ -1,4 +1,4 @@
-"""Makes one page about runs of some policies on one trace: everything in it, nothing fetched."""
+"""One page about runs of some policies on one trace: everything is in it, nothing is fetched."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DRAWN_OF_STEPS = (
     ("steps", "Steps and KV memory"),
     ("lanes", "Step by step"),
 )
-"""Charts drawn if any step ran."""
+"""Charts that are drawn if any step ran."""
 
 
 class While(msgspec.Struct, frozen=True):
@@ -52,9 +52,9 @@ def report_page(
 ) -> str:
     """Make the page's HTML. The same runs give the same text.
 
-    command, facts: what was run, for the reader.
-    window: seconds on the trace's clock whose steps are shown one by one; unless given, those in
-        which the policies differ most, and further ones of each policy.
+    - `command` and `facts` say what was run, for the reader.
+    - `window` is the time, in seconds on the trace's clock, whose steps are shown one by one. By
+      default it is the time in which the policies differ most, and a further one for each policy.
     """
     ran = [run for run in runs if run.timeline.steps]
     found = {run.name: run.metrics for run in runs}
@@ -95,7 +95,7 @@ def report_page(
 
 
 def _whiles(ran: Sequence[PolicyRun], window: Window | None) -> list[While]:
-    """The steps of all runs in one window and, unless that is given, of each in its own."""
+    """Return the steps of all runs in one window and, unless it is given, of each in its own."""
     if window is not None:
         pairs = [("As asked for", [(run, window) for run in ran])]
     else:

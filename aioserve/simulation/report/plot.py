@@ -1,11 +1,11 @@
-"""Draws pictures as inline SVG with text of the same size at any width.
+"""Pictures as inline SVG with text of the same size at any width.
 
-A picture is as wide as the page lets it be. What has a place along it has it in percent; lines and
-areas are in an inner `<svg>` that is stretched, with strokes that aren't. So nothing is measured,
-nothing is drawn twice, and a narrow screen shows the same as a wide one.
+A picture is as wide as the page allows. Places along it are in percent. Lines and areas are in an
+inner `<svg>` that is stretched, with strokes that aren't. So nothing is measured, nothing is drawn
+twice, and a narrow screen shows the same as a wide one.
 
-Policies and parts are told apart by colour, and without it by dashes, shapes and patterns. The
-colours are in the style sheet of the page, one set for light pages and one for dark ones.
+Policies and parts differ in colour, and also in dashes, shapes and patterns. The page's style sheet
+has one set of colours for light pages and one for dark ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 NUM_COLORS = 6
-"""Classes `c0` to `c5` of the style sheet."""
+"""Number of colours: classes `c0` to `c5` of the style sheet."""
 MOST_GUIDES = 3
 DASHES = ("", "7 3", "2.5 2.5", "9 3 2 3")
 MARKS = (
@@ -50,25 +50,28 @@ class Look(msgspec.Struct, frozen=True):
     css: str
     """Class in the style sheet, which has the colour."""
     dashes: str
-    """Lengths on and off in CSS pixels; none for a solid line."""
+    """Lengths on and off in CSS pixels; empty for a solid line."""
     mark: str
     """Id of the symbol of its dots."""
 
 
 def guides_of(targets: Sequence[float], factor: float) -> list[float]:
-    """Values at which to draw guides for targets in ascending order: all of a few, and of more the
-    least and the largest."""
+    """Return the values of guides for targets in ascending order: all of a few, else the least and
+    the largest.
+    """
     ends = targets if len(targets) <= MOST_GUIDES else (targets[0], targets[-1])
     return [target * factor for target in ends]
 
 
 def look_of(index: int) -> Look:
-    """Look of a policy by its number. Policies with the same colour differ in dashes and shapes."""
+    """Return the look of a policy by its number. Policies of equal colour differ in dashes and
+    shapes.
+    """
     return Look(f"c{index % NUM_COLORS}", DASHES[index % len(DASHES)], f"mark{index % len(MARKS)}")
 
 
 def symbols() -> str:
-    """Shapes of the dots, and patterns, once for a page."""
+    """Return shapes of the dots, and patterns, once for a page."""
     marks = "".join(f'<path id="mark{n}" d="{d}"/>' for n, d in enumerate(MARKS))
     stripes = "".join(
         f'<pattern id="stripes-{name}" width="6" height="6" patternUnits="userSpaceOnUse">'
@@ -90,7 +93,7 @@ Point = tuple[float, float]
 
 
 def number(value: float) -> str:
-    """Text of a number with at most two digits behind the point."""
+    """Return the text of a number with at most two digits behind the point."""
     return f"{value:.2f}".rstrip("0").rstrip(".").replace("-0", "0", 1) if value else "0"
 
 
@@ -102,7 +105,7 @@ class Plot:
     """One picture in the making."""
 
     def __init__(self, x: Scale, y: Scale, *, height: int = 170, css: str = "") -> None:
-        """`height` in CSS pixels is that of the space between the axes."""
+        """Begin a picture. `height` is that of the space between the axes, in CSS pixels."""
         self.x = x
         self.y = y
         self.height = height
@@ -119,7 +122,7 @@ class Plot:
     def band(
         self, edges: Sequence[float], low: Sequence[float], high: Sequence[float], css: str
     ) -> None:
-        """Fill between two values over each span between `edges`, where they differ."""
+        """Fill between two values over each span between `edges`, if they differ."""
         steps = list(zip(pairwise(edges), low, high, strict=True))
         there = [n for n, (_, bottom, top) in enumerate(steps) if top > bottom]
         parts: list[str] = []
@@ -164,7 +167,7 @@ class Plot:
             self._over.append(f'<circle {place} r="2" class="seed {look.css}"/>')
 
     def over(self, x: Point, tip: str) -> None:
-        """Set the tip of all that is between two places of the x axis."""
+        """Set the tip of everything between two places of the x axis."""
         left, right = (min(1.0, max(0.0, self.x.at(value))) for value in x)
         self._hits.append(
             f'<rect x="{percent(left)}" width="{percent(right - left)}" height="100%" '
@@ -172,7 +175,7 @@ class Plot:
         )
 
     def row(self, y: Point, tip: str) -> None:
-        """Set the tip of all that is between two places of the y axis."""
+        """Set the tip of everything between two places of the y axis."""
         top, bottom = sorted(1 - self.y.at(value) for value in y)
         self._hits.append(
             f'<rect y="{percent(top)}" width="100%" height="{percent(bottom - top)}" '
@@ -180,7 +183,7 @@ class Plot:
         )
 
     def guide(self, text: str, *, y: float) -> None:
-        """Draw a dotted line across, and what it stands for."""
+        """Draw a dotted line across, with its meaning."""
         at = percent(1 - self.y.at(y))
         offset = -5 if self.y.at(y) < 0.85 else 14
         self._over.append(f'<line class="guide" x2="100%" y1="{at}" y2="{at}"/>')
@@ -189,7 +192,7 @@ class Plot:
         )
 
     def diagonal(self, text: str) -> None:
-        """Draw a dotted line through the points with two equal values, and what it means."""
+        """Draw a dotted line through the points with two equal values, with its meaning."""
         end = min(self.x.high, self.y.high)
         self._path(((0.0, 0.0), (end, end)), 'class="outline guide"')
         x, y = percent(self.x.at(0.8 * end)), percent(1 - self.y.at(0.8 * end))
@@ -217,9 +220,9 @@ class Plot:
     ) -> str:
         """Return the finished element.
 
-        key: unlike that of any other picture of the page.
-        title, description: what it shows, for readers who can't see it.
-        y_names: what is written beside the y axis, unless its numbers.
+        - `key` is an id that no other picture of the page has.
+        - `title` and `description` say what it shows, for readers who can't see it.
+        - `y_names` are texts beside the y axis, in place of its numbers.
         """
         inner = (
             f'<svg width="100%" height="100%" viewBox="0 0 {INNER_WIDTH} {self.height}" '

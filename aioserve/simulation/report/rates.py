@@ -1,7 +1,7 @@
-"""Charts of policies at several rates of requests: how much of what is asked for is served well.
+"""Charts of policies at several rates of requests: the share of the load that is served well.
 
-`aioserve sweep` runs one trace at one rate after the other and hands what came of it to
-`rate_page`. Of each run only the metrics are needed, so a sweep of many rates keeps no records.
+`aioserve sweep` runs one trace at one rate after the other, and passes the results to `rate_page`.
+Only the metrics of each run are needed, so a sweep of many rates keeps no records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GOOD_SHARE: Measure = measure_of("goodput.share")
 MOST_DOTS = 2000
 """Most dots of seeds in one picture: a page stays below 2 MB."""
 LEAST_GOOD = 1e-9
-"""Fewest requests a second on an axis: one of fewer has no room for its ticks."""
+"""Fewest requests a second on an axis: with fewer, it has no room for its ticks."""
 
 
 def rate_page(
@@ -39,11 +39,11 @@ def rate_page(
 ) -> str:
     """Make the HTML of one page about policies at several rates. The same runs give the same text.
 
-    runs: of each policy at each rate one, or one for each seed, in any order; policies are shown
-        in the order in which they come first. Those that have goodput are drawn with it, and
-        without targets none has.
-    command, facts: what was run, for the reader.
-    targets: those of the goodput, drawn beside the latencies.
+    - `runs` has one of each policy at each rate, or one for each seed, in any order. Policies are
+      shown in the order in which they come first. Runs with goodput are drawn with it; without
+      targets there is none.
+    - `command` and `facts` say what was run, for the reader.
+    - `targets` are those of the goodput, drawn beside the latencies.
     """
     goodput = goodput_chart(runs)
     charts = [
@@ -71,8 +71,11 @@ def rate_page(
 
 
 def goodput_chart(runs: Sequence[RateRun]) -> Chart | None:
-    """Chart of requests that met their targets against requests that arrive, a second, and as a
-    share of all; None where a run has no goodput, which is counted where there are targets."""
+    """Return a chart of good requests against requests that arrive, a second, and as a share of
+    all.
+
+    Good requests met their targets. Returns None if a run has no goodput, which needs targets.
+    """
     if any(run.metrics.goodput is None for run in runs):
         return None
     served = [(run.rate, GOOD_RATE(run.metrics) or 0.0) for run in runs]
@@ -113,7 +116,7 @@ def goodput_chart(runs: Sequence[RateRun]) -> Chart | None:
 
 
 def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = None) -> Chart:
-    """Chart of the median and the 99th percentile of latencies against the rate."""
+    """Return a chart of the median and the 99th percentile of latencies against the rate."""
     marks = ((), ()) if targets is None else (targets.ttft_seconds, targets.tpot_seconds)
     measures: tuple[tuple[str, str, float, tuple[float, ...]], ...] = (
         ("Time to first token, p50", "ttft_seconds.p50", 1, marks[0]),
@@ -155,14 +158,18 @@ def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = Non
 
 
 def rate_table(runs: Sequence[RateRun]) -> Table:
-    """Table of the drawn figures, a row for each policy and rate: a mean over seeds with half of
-    the interval that the true one is in with 95 % confidence."""
+    """Return a table of the drawn figures, a row for each policy and rate.
+
+    A mean over seeds comes with half of its 95 % confidence interval.
+    """
     return _table(runs, lambda label: (label,), lambda texts: (" ±".join(texts),), NEVER)
 
 
 def rate_file(runs: Sequence[RateRun]) -> Table:
-    """Table like `rate_table`, for computing: half of the interval has a column of its own, where
-    there are several seeds."""
+    """Return a table like `rate_table`, for computing.
+
+    With several seeds, half of the interval has a column of its own.
+    """
     if _num_seeds(runs) < 2:
         return _table(runs, lambda label: (label,), tuple, "inf")
 
@@ -181,8 +188,12 @@ def _table(
     cells: Callable[[Sequence[str]], tuple[str, ...]],
     never: str,
 ) -> Table:
-    """Make a table. `heads` gives the heads of a measure by its label; `cells` of the texts of a
-    mean and of half its interval, where it has one; `never` for a mean that is infinite."""
+    """Make a table.
+
+    - `heads` gives the heads of a measure by its label.
+    - `cells` gives the cells of the texts of a mean and of half its interval, if it has one.
+    - `never` is the text of an infinite mean.
+    """
     columns: tuple[tuple[str, Measure, str], ...] = (
         ("met their targets", GOOD_SHARE, "{:.1%}"),
         ("good requests/s", GOOD_RATE, "{:,.3f}"),
@@ -226,7 +237,7 @@ def _names(runs: Sequence[RateRun]) -> list[str]:
 
 
 def _by_rate(runs: Sequence[RateRun], name: str) -> list[tuple[float, list[Metrics]]]:
-    """Metrics of a policy at each rate, with each seed."""
+    """Return the metrics of a policy at each rate, with each seed."""
     grouped = defaultdict[float, list[Metrics]](list)
     for run in runs:
         if run.name == name:
@@ -250,8 +261,7 @@ def _seeds_told(runs: Sequence[RateRun]) -> str:
 def _draw(
     plot: Plot, runs: Sequence[RateRun], measure: Measure, told: Callable[[float], str]
 ) -> None:
-    """Draw a line with a dot at each rate for each policy, and a small one for each of several
-    seeds."""
+    """Draw a line with a dot at each rate for each policy, and small dots for several seeds."""
     for index, name in enumerate(_names(runs)):
         look = look_of(index)
         line: list[tuple[float, float]] = []
@@ -273,7 +283,7 @@ def _draw(
 
 
 def _rate_axis(runs: Sequence[RateRun]) -> Linear:
-    """Axis of all rates from 0 on; requests that all come at once have none."""
+    """Return an axis of all rates from 0 on. Requests that all come at once have no rate."""
     return Linear(0.0, 1.04 * (max((run.rate for run in runs), default=0.0) or 1.0))
 
 

@@ -1,4 +1,4 @@
-"""Maps values to places along an axis, from 0 to 1, and chooses the values written beside it."""
+"""Axes: they map values to places from 0 to 1, and choose the values written beside them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ TAIL_END = 0.999
 """Last share that a `Tail` shows."""
 FEW_TICKS = 5
 LEAST = 1e-9
-"""Least value, in any unit, that is not shown as nothing."""
+"""Smallest value, in any unit, that isn't shown as nothing."""
 FINITE_END = 0.85
 NEVER_AT = 0.95
-"""Places on an axis that shows infinite values: where finite ones end, and where infinite ones
-are."""
+"""Places on an axis that shows infinite values: the end of finite ones, and the place of infinite
+ones.
+"""
 
 
 class Scale(Protocol):
@@ -31,11 +32,11 @@ class Scale(Protocol):
         ...
 
     def at(self, value: float) -> float:
-        """Place of a value: 0 at the beginning of the axis, 1 at its end."""
+        """Return the place of a value: 0 at the beginning of the axis, 1 at its end."""
         ...
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Values to write, in order, with their texts."""
+        """Return the values to write, in order, with their texts."""
         ...
 
 
@@ -80,8 +81,10 @@ class Log(msgspec.Struct, frozen=True):
 
 
 class Tail(msgspec.Struct, frozen=True):
-    """Axis of shares from 0 to `TAIL_END`, each further nine as wide as the one before: the place
-    of `p` is proportional to -log10(1 - p)."""
+    """Axis of shares from 0 to `TAIL_END`, each further nine as wide as the one before.
+
+    The place of `p` is proportional to -log10(1 - p).
+    """
 
     @property
     def high(self) -> float:
@@ -94,13 +97,12 @@ class Tail(msgspec.Struct, frozen=True):
         return [(0.0, "0%"), (0.5, "50%"), (0.9, "90%"), (0.99, "99%"), (0.999, "99.9%")]
 
     def share(self, place: float) -> float:
-        """Share at a place."""
+        """Return the share at a place."""
         return 1 - (1 - TAIL_END) ** place
 
 
 class WithNever(msgspec.Struct, frozen=True):
-    """Axis of finite values, if there are any, and behind it a place for what took infinitely
-    long."""
+    """Axis of finite values, if there are any, with a place for infinite ones behind them."""
 
     finite: Linear | Log | None
 
@@ -118,8 +120,11 @@ class WithNever(msgspec.Struct, frozen=True):
 
 
 def fitting(values: list[float]) -> Scale:
-    """Make an axis that holds all of the values: logarithmic where they differ by more than a
-    factor of 20, and otherwise from 0; with a place for those that are infinite."""
+    """Make an axis that holds all values, with a place for infinite ones.
+
+    It is logarithmic if finite values differ by more than a factor of 20, and otherwise begins at
+    0.
+    """
     finite = [value for value in values if value < math.inf]
     if len(finite) == len(values):
         return _fitting(finite)
@@ -127,7 +132,7 @@ def fitting(values: list[float]) -> Scale:
 
 
 def plain(value: float) -> str:
-    """Text of a value: 0.5, 20, 1,000."""
+    """Return the text of a value: 0.5, 20, 1,000."""
     return f"{value:,.10g}"
 
 
@@ -142,7 +147,7 @@ def _fitting(values: list[float]) -> Linear | Log:
 
 
 def _round_step(least: float) -> float:
-    """Step of 1, 2 or 5 times a power of ten, no less than `least`."""
+    """Return a step of 1, 2 or 5 times a power of ten, no less than `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))
 

@@ -1,7 +1,6 @@
-"""Makes one page about a load that a server was measured with: everything in it, nothing fetched.
+"""One page about a load that a server was measured with: everything is in it, nothing is fetched.
 
-Its charts are those of simulated requests; what only a simulator sees, steps and memory, is not
-there.
+Its charts are those of simulated requests, without steps and memory, which only a simulator sees.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def _failures_table(metrics: ServedMetrics) -> Table:
 
 
 def _groups_chart(run: ServedRun, group: Group) -> Chart | None:
-    """Chart of how long each tenant, or class, waited; None where the trace names none."""
+    """Return a chart of the waits of each tenant, or class; None if the trace names none."""
     named: dict[str, GroupMetrics] = getattr(run.metrics, group)
     if not named:
         return None

@@ -1,5 +1,6 @@
-"""Figures of all policies side by side, how each differs from the first, and which is best;
-requests that met their targets, and how each tenant and each class fared.
+"""Figures of all policies side by side, with their change from the first and the best of them.
+
+Also charts of requests that met their targets, and of each tenant and each class.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = [
 MOST_NAMES = 200
 NAME_CHARS = 48
 LEAST_SHOWN_CHANGE = 0.0005
-"""Least change shown: a smaller one rounds to no tenth of a percent."""
+"""Smallest change that is shown: a smaller one rounds to no tenth of a percent."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -52,9 +53,9 @@ class Cell(msgspec.Struct, frozen=True):
 
     text: str
     change: str = ""
-    """Change from the first policy, with its sign; empty where there is nothing to compare."""
+    """Change from the first policy, with its sign; empty if there is nothing to compare."""
     verdict: str = ""
-    """`better` or `worse` than the first; empty where neither can be said."""
+    """`better` or `worse` than the first; empty if neither can be said."""
     best: bool = False
 
 
@@ -64,12 +65,12 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def summary_rows(found: Mapping[str, Metrics]) -> list[Row]:
-    """Rows of figures, with a cell for each policy."""
+    """Return rows of figures, with a cell for each policy."""
     return [_row(figure, list(found.values())) for figure in shown_figures(found)]
 
 
 def figures_table(found: Mapping[str, Metrics]) -> Table:
-    """Table of the figures to download."""
+    """Return a table of the figures to download."""
     head = ["figure"]
     for number, name in enumerate(found):
         head += [name, f"{name}, change", f"{name}, is"] if number else [name]
@@ -83,8 +84,10 @@ def figures_table(found: Mapping[str, Metrics]) -> Table:
 
 
 def group_table(found: Mapping[str, Metrics], group: Group = "tenants") -> Table | None:
-    """Table of all tenants, or classes, or of the `MOST_NAMES` with the most requests; None where
-    the trace names none."""
+    """Return a table of all tenants, or classes; of many, the `MOST_NAMES` with the most requests.
+
+    None if the trace names none.
+    """
     parts = group_rows(found, group)
     if not parts:
         return None
@@ -124,8 +127,10 @@ def _row(figure: Figure, all_metrics: list[Metrics]) -> Row:
 
 
 def _best_text(figure: Figure, values: list[float | None]) -> str | None:
-    """Text of the best value; None where none is: neither more nor less is better, or all look
-    alike."""
+    """Return the text of the best value.
+
+    None if neither more nor less is better, or if all look alike.
+    """
     known = [value for value in values if value is not None]
     if figure.better is None or len({figure.show(value) for value in known}) < 2:
         return None
@@ -168,8 +173,10 @@ SHARE = Linear(0.0, 1.0, percent=True)
 def targets_chart(
     runs: Sequence[MeasuredRequests], without: str = "refused, or too long"
 ) -> Chart | None:
-    """Chart of how many requests met their targets; None where none were given. `without` says how
-    requests got no completion."""
+    """Return a chart of requests that met their targets; None without targets.
+
+    `without` says how requests got no completion.
+    """
     if any(run.metrics.goodput is None for run in runs):
         return None
     rows = float(len(runs))
@@ -223,7 +230,7 @@ class GroupPart(msgspec.Struct, frozen=True):
 
 
 def group_parts(chart_of: Callable[[Group], Chart | None]) -> list[GroupPart]:
-    """Parts for the groups that there is a chart of."""
+    """Return parts for the groups that have a chart."""
     return [
         GroupPart(group, group.capitalize(), chart)
         for group in GROUPS
@@ -232,8 +239,11 @@ def group_parts(chart_of: Callable[[Group], Chart | None]) -> list[GroupPart]:
 
 
 def group_chart(runs: Sequence[PolicyRun], group: Group = "tenants") -> Chart | None:
-    """Chart of how long each tenant, or class, waited, and how many of its requests met their
-    targets; None where the trace names none."""
+    """Return a chart of the waits of each tenant, or class, and of its requests that met their
+    targets.
+
+    None if the trace names none.
+    """
     named = [getattr(run.metrics, group) for run in runs]
     if not named[0]:
         return None
@@ -264,7 +274,7 @@ def group_chart(runs: Sequence[PolicyRun], group: Group = "tenants") -> Chart | 
 
 
 def slowest_table(runs: Sequence[MeasuredRequests]) -> Table:
-    """Table of the requests of each policy that waited longest for their first token."""
+    """Return a table of the requests of each policy that waited longest for their first token."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
         waited = [
@@ -298,7 +308,7 @@ def slowest_table(runs: Sequence[MeasuredRequests]) -> Table:
 
 
 def short(name: str, most_chars: int = SHORT_CHARS) -> str:
-    """Shorten a name that may have 500 characters."""
+    """Shorten a name, which may have 500 characters."""
     return name if len(name) <= most_chars else name[: most_chars - 1] + "…"
 
 
@@ -315,7 +325,7 @@ def group_dots(
     form: str,
     scale: Linear | None = None,
 ) -> Panel:
-    """Panel with a row for each tenant or class, and a dot for each policy."""
+    """Return a panel with a row for each tenant or class, and a dot for each policy."""
     values = [[value_of(getattr(run.metrics, group)[name]) for name in names] for run in runs]
     known = [float(v) for one in values for v in one if v is not None]
     rows = float(len(names))

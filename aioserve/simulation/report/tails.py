@@ -1,5 +1,4 @@
-"""Charts how long the slowest had to wait: latencies by the share of requests with no longer
-ones."""
+"""Charts of the slowest requests: latencies by the share of requests with no longer ones."""
 
 from __future__ import annotations
 
@@ -54,7 +53,9 @@ class Latencies(msgspec.Struct, frozen=True):
         return quantile(self.values, share, counts=self.counts, missing=self.missing)
 
     def reached(self, share: float) -> float | None:
-        """Value at a share, infinite for requests without a value; None without any request."""
+        """Return the value at a share, infinite for requests without a value; None without any
+        request.
+        """
         value = self.at(share)
         return math.inf if value is None and self.missing else value
 
@@ -65,7 +66,7 @@ class _Measure(msgspec.Struct, frozen=True):
     unit: str
     factor: float
     of: Callable[[RequestRecord], float | None] | None
-    """Latency of a request; None: time between tokens, which are no requests."""
+    """Latency of a request; None for the time between tokens, which belongs to no request."""
     targets: tuple[float, ...] = ()
 
 
@@ -74,8 +75,11 @@ def latencies_of(
     measure: Callable[[RequestRecord], float | None] | None,
     factor: float = 1,
 ) -> Latencies:
-    """Latencies of every request that has the measure, or would have it if it had been served; of
-    times between tokens where no measure is given."""
+    """Return the latencies of every request that has the measure, or would have it if it was
+    served.
+
+    Without a measure, they are the times between tokens.
+    """
     if measure is None:
         values, counts = run.token_gaps
         order = np.argsort(values, kind="stable")
@@ -87,7 +91,9 @@ def latencies_of(
 
 
 def tails_chart(runs: Sequence[MeasuredRequests], targets: Targets | None) -> Chart:
-    """Chart of percentiles of four latencies on an axis that shows 50, 90, 99 and 99.9 %."""
+    """Return a chart of percentiles of four latencies on an axis that shows 50, 90, 99 and
+    99.9 %.
+    """
     marks = ((), ()) if targets is None else (targets.ttft_seconds, targets.tpot_seconds)
     measures = (
         _Measure("ttft", "Time to first token", "s", 1, ttft_seconds, marks[0]),
@@ -171,8 +177,10 @@ def _cells(latencies: Latencies) -> list[str]:
 def _asked_for(
     run: MeasuredRequests, measure: Callable[[RequestRecord], float | None]
 ) -> list[RequestRecord]:
-    """Requests that have the measure, or would have it if they had been served. A completion that
-    has ended counts with the tokens it has, not with those in the trace."""
+    """Return requests that have the measure, or would have it if they had been served.
+
+    A completion that has ended counts with its own tokens, not with those in the trace.
+    """
     if measure is not tpot_seconds:
         return list(run.requests)
     return [

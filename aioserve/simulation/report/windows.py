@@ -1,7 +1,8 @@
-"""Chooses the short whiles of which a report shows the steps one by one: where the policies differ
-most, and for each policy where most requests wait under it that another one has let run.
+"""Choice of the short times whose steps a report shows one by one.
 
-Knows when requests started and ended, and nothing of how steps are drawn.
+They are where the policies differ most. For each policy, they are also where most requests wait
+under it that another one has let run. Knows when requests started and ended, and nothing of how
+steps are drawn.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ class Windows(msgspec.Struct, frozen=True):
     common: Window
     """Window in which the runs are compared."""
     differ: bool
-    """Whether the runs differ in it."""
+    """True if the runs differ in it."""
     own: tuple[Window | None, ...]
-    """A window of each run; None where that is the common one."""
+    """A window of each run; None if that is the common one."""
 
 
 def choose_windows(runs: Sequence[PolicyRun]) -> Windows:
     """Choose the windows of runs that have steps.
 
     A request differs at a time if it waits under one policy, and has started or is gone under
-    another, or if it is gone under one and not under another. The common window has most requests
-    that differ, summed over its time; it is the busiest one of the first run where none differ. A
-    run's own window has most requests that wait under it and have started under another.
+    another. It also differs if it is gone under only one of them. The common window has the most
+    requests that differ, summed over its time. If none differ, it is the busiest one of the first
+    run. A run's own window has the most requests that wait under it and have started under another.
     """
     began, ended = _times_of(runs)
     first, last = began.min(axis=0), began.max(axis=0)
@@ -66,8 +67,10 @@ def choose_windows(runs: Sequence[PolicyRun]) -> Windows:
 
 
 def busiest_window(run: PolicyRun) -> Window:
-    """Window of `WINDOW_STEPS` steps in a row, or all there are, during which most requests were
-    there; the first of equally busy ones."""
+    """Return the window of `WINDOW_STEPS` consecutive steps, or all, with the most requests.
+
+    The first of equally busy ones is chosen.
+    """
     began, ended = run.timeline.column("began_seconds"), run.timeline.column("ended_seconds")
     if not len(began):
         return (0.0, 1.0)
@@ -82,7 +85,7 @@ def busiest_window(run: PolicyRun) -> Window:
 
 
 def _times_of(runs: Sequence[PolicyRun]) -> tuple[Times, Times]:
-    """When each request started and ended: float64 `[runs, requests]`, requests by number."""
+    """Return the start and end of each request: float64 `[runs, requests]`, requests by number."""
     by_number = [
         sorted(run.result.requests, key=lambda record: record.request.number) for run in runs
     ]
@@ -92,7 +95,7 @@ def _times_of(runs: Sequence[PolicyRun]) -> tuple[Times, Times]:
 
 
 def _start(record: RequestRecord) -> float:
-    """Time from which it doesn't wait; of one that never started, that of its end."""
+    """Return the time from which it doesn't wait; for a request that never started, its end."""
     return _end(record) if record.started_seconds is None else record.started_seconds
 
 
@@ -101,7 +104,7 @@ def _end(record: RequestRecord) -> float:
 
 
 def _seconds_of_windows(run: PolicyRun) -> Times:
-    """Length of each window of `WINDOW_STEPS` steps in a row, or of all there are."""
+    """Return the length of each window of `WINDOW_STEPS` consecutive steps, or of all steps."""
     began, ended = run.timeline.column("began_seconds"), run.timeline.column("ended_seconds")
     length = min(WINDOW_STEPS, len(began))
     return ended[length - 1 :] - began[: len(began) - length + 1]
@@ -110,9 +113,11 @@ def _seconds_of_windows(run: PolicyRun) -> Times:
 def _most_covered(
     spans: Sequence[tuple[Times, Times]], starts: Times, seconds: float
 ) -> Window | None:
-    """The first window that has the most of `spans` in it, summed over its time; None where no
-    window has any. Windows begin at `starts`, which ascend, and take `seconds`. A span is two
-    arrays, begins and ends; one that ends before it begins is none."""
+    """Return the first window that has the most of `spans` in it, summed over its time.
+
+    Windows begin at `starts`, which ascend, and take `seconds`. A span is two arrays, begins and
+    ends; a span that ends before it begins is ignored. None if no window has any span.
+    """
     begins = np.concatenate([begin for begin, end in spans])
     ends = np.concatenate([end for begin, end in spans])
     begins, ends = begins[ends > begins], ends[ends > begins]
