@@ -96,8 +96,8 @@ class Timeline:
         """Record one step.
 
         `requests` and `decodes` are aligned with the plan's items: the request's number in the
-        trace, and True if it goes on with a completion. `preempted` has the numbers of requests
-        that gave their pages back.
+        trace, and True if it goes on with a completion. Numbers of requests that gave their pages
+        back are in `preempted`.
         """
         prefill = decode = 0
         step, spans, decoding = plan.step, self.spans, self._decoding

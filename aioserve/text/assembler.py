@@ -1,6 +1,6 @@
-"""Text of one stream: its detokenizer, and with stop strings behind one call per token.
+"""Text of one stream: its detokenizer and its stop strings behind one call per token.
 
-Knows text rules alone; which ids end a completion is the scheduler's business.
+Knows text rules alone; the scheduler decides which ids end a completion.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ __all__ = ["IncrementalDetokenizer", "TextAssembler"]
 class TextAssembler:
     """Text of one completion, token by token; empty without a tokenizer.
 
-    A piece of text is delivered with the token that made it final: with which its last
-    character was completed, and with which it could no longer be part of a stop string. The
-    results of all pushes and of `finish`, joined, are `tokenizer.decode` of the pushed ids, but for
-    an id that ended the completion, cut before the first stop string. With
-    `include_stop_str_in_output` they have the text of that id, and are cut behind the stop string.
-    A stop string ends the completion where a token after the first `min_tokens` makes its last
-    character final; it may begin before. Of `params` it uses these two and `stop`.
+    A piece of text is delivered with the token that made it final. That token completed its last
+    character, and ruled out that it is part of a stop string. The results of all pushes and of
+    `finish`, joined, are `tokenizer.decode` of the pushed ids, cut before the first stop string.
+    The text of an id that ended the completion is left out. With `include_stop_str_in_output` that
+    text is included, and the cut is behind the stop string.
 
-    `shown` are special tokens that have a text all the same, also where they end the completion: a
-    parser of its marks reads the last one too. `marks_in` says which text is theirs. `stops` is the
-    automaton of `params.stop`, which assemblers share; without one the assembler makes its own. Not
-    thread-safe.
+    A stop string ends the completion if a token after the first `min_tokens` makes its last
+    character final; it may begin before. Of `params`, only these two fields and `stop` are used.
+
+    - `shown` are special tokens whose text is delivered even so, also if they end the completion.
+      A parser of its marks reads the last one too. Their text is found by `marks_in`.
+    - `stops` is the automaton of `params.stop`, which assemblers share. Without it the assembler
+      makes its own.
+
+    Not thread-safe.
     """
 
     __slots__ = (
@@ -70,16 +73,19 @@ class TextAssembler:
         self._finished = False
         self.shown: Mapping[int, str] = shown or {}
         self._marks: tuple[int, ...] = ()
-        """Places in the whole text where tokens among `shown` begin that `marks_in` hasn't told."""
+        """Places in the whole text at which tokens among `shown` begin, without those that
+        `marks_in` has reported.
+        """
         self._num_chars = self._num_given = 0
-        """Characters that tokens wrote, and how many of them `marks_in` was told of."""
+        """Characters that tokens wrote, and the number of them that `marks_in` was given."""
         self.matched_stop: str | None = None
         """The stop string that ended the text, if one did."""
 
     def push(self, token_id: int, *, is_end: bool = False) -> tuple[str, bool]:
-        """Text to deliver with this token, and whether a stop string ended the completion with it.
+        """Return the text to deliver with this token, and True if a stop string ended the
+        completion with it.
 
-        `is_end`: it is an id that ends the completion, so that `finish` comes next. Raises
+        Set `is_end` for an id that ends the completion, so that `finish` comes next. Raises
         `InvariantError` once the completion has ended.
         """
         if self._finished:
@@ -106,7 +112,7 @@ class TextAssembler:
     def finish(self) -> str:
         """End the completion; return the held tail, which belongs to its last token.
 
-        A stop string that only the flushed tail completes still cuts it (`matched_stop` says so).
+        A stop string that only the flushed tail completes still cuts it, and sets `matched_stop`.
         Empty after a stop or a second time.
         """
         if self._finished:
@@ -120,8 +126,11 @@ class TextAssembler:
         return tail + self._stops.flush()
 
     def marks_in(self, text: str) -> tuple[int, ...]:
-        """Places in `text`, which is delivered next, where tokens among `shown` begin. It is called
-        with all that `push` and `finish` return, or never."""
+        """Return the places in `text`, which is delivered next, at which tokens among `shown`
+        begin.
+
+        Call it with everything that `push` and `finish` return, or never.
+        """
         start = self._num_given
         self._num_given += len(text)
         places = [place for place in self._marks if place < self._num_given]
@@ -129,10 +138,10 @@ class TextAssembler:
         return tuple([place - start for place in places])
 
     def fork(self) -> TextAssembler:
-        """Return another that goes on from the same tokens, by itself. O(1)."""
+        """Return another assembler that goes on from the same tokens, independently. O(1)."""
         other = copy(self)
         other._detokenizer = None if self._detokenizer is None else self._detokenizer.fork()
-        other._stops = copy(self._stops)  # Of texts and numbers, which nobody changes.
+        other._stops = copy(self._stops)  # its fields are strs and ints, which never change
         return other
 
     def with_texts(self, logprobs: Logprobs) -> Logprobs:
@@ -145,12 +154,12 @@ class TextAssembler:
 
 
 class IncrementalDetokenizer:
-    """Turns one stream's generated ids into text as they come.
+    """Text of one stream's generated ids, as they come.
 
     For every sequence of ids, the pushes' results and the flush's, joined, equal
-    `tokenizer.decode(ids)`. `push` gives out all text that no later id can change: with
-    byte-level BPE an incomplete character is held, with byte fallback a run of byte tokens
-    until it ends (an invalid byte anywhere turns the run's every byte into U+FFFD). Not
+    `tokenizer.decode(ids)`. Each `push` returns all text that no later id can change. With
+    byte-level BPE an incomplete character is held. With byte fallback a run of byte tokens is held
+    until it ends: an invalid byte anywhere turns every byte of the run into U+FFFD. Not
     thread-safe: one stream, one thread at a time.
     """
 
@@ -162,14 +171,14 @@ class IncrementalDetokenizer:
         self._texts: dict[int, str] = pieces.texts
         self._byte_level = pieces.byte_level
         self._held = bytearray()
-        """Bytes of a character that isn't complete, or of a run that goes on."""
+        """Bytes of an incomplete character, or of a run that goes on."""
         self._first = pieces.first_differs
         self._strip_left = pieces.strip_left
         self._plain = not self._first and not self._strip_left
-        """Whether a whole piece is its own text: nothing is held, and nothing is to be left out."""
+        """True if a whole piece is its own text: nothing is held, and nothing is to be stripped."""
 
     def push(self, token_id: int) -> str:
-        """Text that became final with this id; often empty. O(1) amortised.
+        """Return the text that became final with this id; often empty. O(1) amortised.
 
         Raises `InvariantError` for a negative id.
         """
@@ -181,11 +190,11 @@ class IncrementalDetokenizer:
         return "" if piece is None else self._push_slow(token_id, piece)
 
     def flush(self) -> str:
-        """The held tail, when no further id follows; incomplete characters become U+FFFD."""
+        """Return the held tail, when no further id follows; incomplete characters become U+FFFD."""
         return self._strip(self._end_run())
 
     def fork(self) -> IncrementalDetokenizer:
-        """Return another that goes on from the same ids, by itself."""
+        """Return another detokenizer that goes on from the same ids, independently."""
         other = copy(self)
         other._held = bytearray(self._held)
         return other
@@ -198,7 +207,7 @@ class IncrementalDetokenizer:
             held, text = self._held, ""
             held += piece
             if self._byte_level:
-                # What `codecs`' incremental decoder does, in less time: that is Python too.
+                # Like `codecs`' incremental decoder, which is Python too, in less time.
                 text, used = codecs.utf_8_decode(held, "replace", False)
                 del held[:used]
                 text = self._strip(text)
@@ -209,7 +218,7 @@ class IncrementalDetokenizer:
         return text
 
     def _end_run(self) -> str:
-        """Text of what is held, to which nothing is added any more."""
+        """Return the text of the held bytes, to which nothing is added any more."""
         if not self._held:
             return ""
         held = bytes(self._held)
@@ -220,7 +229,7 @@ class IncrementalDetokenizer:
             return held.decode(errors="replace") if self._byte_level else "\ufffd" * len(held)
 
     def _strip(self, text: str) -> str:
-        """Remove what is left to remove at the start of the whole text."""
+        """Remove the characters that are still to be stripped at the start of the whole text."""
         if not self._strip_left or not text:
             return text
         char = self._pieces.strip_char

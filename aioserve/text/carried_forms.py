@@ -1,4 +1,5 @@
-"""Forms of a conversation that carries tool calls back: templates differ in which they take.
+"""Forms of a conversation that carries tool calls back. Templates differ in the forms that they
+take.
 
     contents   as they are   None where a call stands alone, or ""
                texts         "" for None: some templates fail on None, or write "None"
@@ -7,8 +8,8 @@
                texts         for templates that join them to other text
                objects       for templates that go through them: what is text is below `BROKEN`
 
-All forms say the same. The first that a template takes is rendered, beginning with the one that it
-takes of a small conversation. Must not know how a template is rendered.
+All forms say the same. The first that a template takes is rendered, beginning with the form that it
+prefers for a small conversation. Must not know how a template is rendered.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from aioserve.text.conversation import Conversation
 __all__ = ["BROKEN", "Form", "forms_of", "preferred_form", "shaped"]
 
 BROKEN = "INVALID_JSON"
-"""Key of arguments that are no object, where a template takes objects alone."""
+"""Key of arguments that are no object, for a template that takes only objects."""
 
 Contents = Literal["as_they_are", "texts", "nones"]
 Arguments = Literal["as_they_are", "texts", "objects"]
@@ -39,7 +40,7 @@ class Form(NamedTuple):
 
 
 def forms_of(conversation: Conversation, first: Form) -> list[Form]:
-    """List the forms that differ for these messages, with `first`, or what is the same, first."""
+    """List the forms that differ for these messages. The first is `first`, or its equal."""
     contents: list[Contents] = ["as_they_are"]
     arguments: list[Arguments] = ["as_they_are"]
     calling = [message for message in conversation.messages if message.get("tool_calls")]
@@ -91,9 +92,9 @@ def _shaped(message: dict[str, Any], form: Form) -> dict[str, Any]:
 
 
 _SEEN = "lighthouse"
-"""A word that is in the text where the template writes calls."""
+"""Word that is in the text if the template writes calls."""
 _CALL: dict[str, Any] = {
-    "id": "call00001",  # every template takes such an id
+    "id": "call00001",  # every template takes this kind of id
     "type": "function",
     "function": {"name": "look_up", "arguments": {"word": _SEEN}},
 }
@@ -120,8 +121,11 @@ _FORMS = [
 
 
 def preferred_form(render: Callable[[Conversation], str | None], *, reads_tools: bool) -> Form:
-    """Find the form in which a template takes calls that stand alone: the first that shows the
-    call, or else the first that it takes. `render` gives None for one that it doesn't take."""
+    """Find the form in which a template takes calls that stand alone.
+
+    It is the first that shows the call, or else the first that it takes. For a conversation that
+    the template doesn't take, `render` returns None.
+    """
 
     def rendered(form: Form, content: str | None) -> str | None:
         calling = {"role": "assistant", "content": content, "tool_calls": [_CALL]}
@@ -142,5 +146,5 @@ def preferred_form(render: Callable[[Conversation], str | None], *, reads_tools:
 
 
 def _num_nones(text: str | None) -> int:
-    """Count "none" in a text. A template writes it for a value that isn't there."""
+    """Count "none" in a text. A template writes it for a missing value."""
     return 0 if text is None else text.lower().count("none")

@@ -1,8 +1,8 @@
-"""Turns chat messages into a prompt, by the model's own template.
+"""Prompts from chat messages, by the model's own template.
 
-Renders nothing but templates of the model or of its operator: what a caller sends is data for the
-template, never a template. Rendering may be slow (a template is a program, within a
-`template_budget`), so callers run it in a thread.
+Only templates of the model or of its operator are rendered: input of a caller is data for the
+template, never a template. Rendering may be slow, as a template is a program within a
+`template_budget`. So callers run it in a thread.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _PLAIN = (
         ],
     ),
 )
-"""Conversations of which a template renders one, unless it is broken."""
+"""Conversations of which any working template renders at least one."""
 
 
 class _FailedError(Exception):
@@ -73,15 +73,17 @@ class _FailedError(Exception):
         super().__init__(why)
         self.has_refused: bool = has_refused
         self.was_stopped: bool = was_stopped
-        """It took too much; another form would as well."""
+        """True if it took too much; another form would as well."""
 
 
 class ChatTemplate:
     """A compiled chat template and the model's special tokens.
 
-    `special_tokens` are variables of the template, such as `bos_token`. `origin` names the
-    template in errors. `tool_use` is the template of prompts with tools, where the model has one of
-    its own for these. Raises `ModelError` if `source` isn't a valid template. Thread-safe.
+    - `special_tokens` are variables of the template, such as `bos_token`.
+    - `origin` names the template in errors.
+    - `tool_use` is the template of prompts with tools, if the model has a separate one.
+
+    Raises `ModelError` if `source` isn't a valid template. Thread-safe.
     """
 
     def __init__(
@@ -108,9 +110,11 @@ class ChatTemplate:
     def from_directory(
         cls, path: Path | str, file: Path | str | None = None
     ) -> ChatTemplate | None:
-        """The template of a model directory, with that for tools, or None if it has none:
-        `read_sources` says where they are. `file` is a template in place of all of them. Raises
-        `ModelError` naming the file."""
+        """Return the template of a model directory, with that for tools; None if it has none.
+
+        `read_sources` finds them. `file` is a template in place of all of them. Raises `ModelError`
+        naming the file.
+        """
         directory = Path(path)
         tokens = read_tokens(directory)
         if file is not None:
@@ -128,20 +132,20 @@ class ChatTemplate:
     def from_file(
         cls, file: Path | str, *, special_tokens: Mapping[str, str] | None = None
     ) -> ChatTemplate:
-        """The template in `file`, in UTF-8. Raises `ModelError` naming it."""
+        """Return the template in `file`, in UTF-8. Raises `ModelError` naming it."""
         source, origin = read_source(Path(file))
         return cls(source, special_tokens=special_tokens, origin=origin)
 
     def for_tools(self, has_tools: object) -> ChatTemplate:
-        """The template that renders prompts with tools, or those without."""
+        """Return the template that renders prompts with tools, or the one without."""
         return self.tool_use if has_tools and self.tool_use is not None else self
 
     def reads(self, name: str) -> bool:
-        """True where a variable of that name is read anywhere in the template."""
+        """Return true if a variable of that name is read anywhere in the template."""
         return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
     def has_role(self, role: str) -> bool:
-        """True where messages of that role are looked for in the template, which quotes it then."""
+        """Return true if the template looks for messages of that role, which it then quotes."""
         return re.search(rf"""(["']){re.escape(role)}\1""", self.source) is not None
 
     def check_read(self, conversation: Conversation) -> None:
@@ -167,11 +171,12 @@ class ChatTemplate:
     def render(
         self, messages: Conversation | Sequence[Message], *, add_generation_prompt: bool = True
     ) -> str:
-        """The prompt for `messages`, special tokens written out: encode it without adding any.
+        """Return the prompt for `messages`, special tokens written out: encode it without adding
+        any.
 
-        Raises `InvalidPromptError` for malformed messages, and where the template refuses them (its
-        `raise_exception`) or fails with them, and `RequestFailedError` if it fails with any.
-        `add_generation_prompt` is that of a `Conversation` where it is one.
+        Raises `InvalidPromptError` for malformed messages, and if the template fails with them or
+        refuses them (its `raise_exception`). Raises `RequestFailedError` if it fails with any
+        messages. For a `Conversation`, its own `add_generation_prompt` counts.
         """
         checked = self._checked(messages, add_generation_prompt)
         return self.for_tools(checked.tools)._rendered(checked)[0]
@@ -185,13 +190,14 @@ class ChatTemplate:
         max_chars: int | None = None,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """Token ids of the prompt for `messages`.
+        """Return the token ids of the prompt for `messages`.
 
         Special tokens come from the template alone: their names in messages are ordinary text,
-        unless `special_tokens_in_messages`. Raises as `render` does, and `InvalidPromptError` where
-        the text of messages would become a special token all the same, which takes a template that
-        rewrites contents. A rendered text of more than `max_chars`, or more than `max_tokens`, is a
-        `PromptTooLongError`.
+        unless `special_tokens_in_messages`.
+
+        Raises as `render` does. Raises `InvalidPromptError` if text of messages would become a
+        special token even so, which takes a template that rewrites contents. A rendered text of
+        more than `max_chars` characters or `max_tokens` tokens is a `PromptTooLongError`.
         """
         checked = self._checked(messages)
         return self.for_tools(checked.tools)._encode(
@@ -216,7 +222,9 @@ class ChatTemplate:
         spans = specials.find(text, escapes)
 
         def written(other: Conversation) -> list[int] | None:
-            """The special tokens of the prompt with other texts; None if it has none then."""
+            """Return the special tokens of the prompt with other texts; None if it can't be
+            rendered.
+            """
             try:
                 rendered = self._render(other, escapes)
             except (_FailedError, InvalidPromptError):
@@ -226,7 +234,8 @@ class ChatTemplate:
         tokens = [span.token_id for span in spans]
         expected = written(specials.meaningless(escaped))
         if tokens != expected and (
-            # The template looks at contents. May it, or does it write what they dictate?
+            # The template looks at contents. It may do that, unless it writes special tokens that
+            # they dictate.
             specials.may_spell(Counter(tokens) - Counter(expected or ()), escaped)
             or tokens != written(specials.unmarked(escaped))
         ):
@@ -251,8 +260,11 @@ class ChatTemplate:
     def _rendered(
         self, checked: Conversation, escapes: Escapes | None = None
     ) -> tuple[str, Conversation]:
-        """The prompt, and the conversation that it is of: the first of its `carried_forms` that the
-        template takes, with all fields where it takes none without them."""
+        """Return the prompt, and the conversation in the form that was rendered.
+
+        It is the first of its `carried_forms` that the template takes. If the template takes none,
+        all optional fields are written out.
+        """
         failed: _FailedError | None = None
         whole = with_all_fields(checked)
         for conversation in (checked, whole) if whole != checked else (checked,):
@@ -271,14 +283,14 @@ class ChatTemplate:
         return preferred_form(self._text_of, reads_tools=self.reads("tools"))
 
     def _text_of(self, conversation: Conversation) -> str | None:
-        """The prompt; None where the template takes no such conversation."""
+        """Return the prompt; None if the template doesn't take the conversation."""
         try:
             return self._render(conversation, None)
         except _FailedError:
             return None
 
     def _error(self, error: _FailedError) -> AioserveError:
-        """The error of a request: whose fault it is."""
+        """Return the error of a request: its sender's, or the model's."""
         if error.has_refused:
             return InvalidPromptError(f"the model's chat template refused: {error}")
         if self._works is None:
@@ -333,7 +345,9 @@ class ChatTemplate:
 
 
 def _likelier(first: _FailedError | None, then: _FailedError) -> _FailedError:
-    """The failure to tell of two forms: a refusal, or else that of the later, fuller form."""
+    """Return the failure to report of two forms: a refusal, or else that of the later, fuller
+    form.
+    """
     return first if first is not None and first.has_refused else then
 
 
@@ -360,7 +374,7 @@ def _with_aliases(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _marked(conversation: Conversation) -> tuple[Conversation, str]:
-    """The conversation with a mark at the end of its last content."""
+    """Return the conversation with a mark at the end of its last content."""
     *before, last = conversation.messages
     mark = f"\ue000{secrets.token_hex(8)}\ue001"
     # A template that trims takes the space away.
@@ -369,7 +383,7 @@ def _marked(conversation: Conversation) -> tuple[Conversation, str]:
 
 
 def _cut_at(text: str, mark: str) -> str:
-    """The text before the mark, without what was written after the content."""
+    """Return the text before the mark, without what was written after the content."""
     if (at := text.rfind(mark)) < 0:
         raise InvalidPromptError(
             "continue_final_message needs a chat template that writes the last message's content "

@@ -1,7 +1,7 @@
-"""Input of a chat template: messages, tools, arguments of the template's own.
+"""Input of a chat template: messages, tools, and arguments of the template's own.
 
-Knows which of it are strings that a caller wrote, and which are words of the API that templates
-look for. Must not know tokens.
+Knows which strings a caller wrote, and which are words of the API that templates look for. Must not
+know tokens.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ RESERVED = frozenset(
     tokenize raise_exception strftime_now namespace dict range loop self true false none
     """.split()  # noqa: SIM905
 )
-"""Names that a template knows as something else."""
+"""Names that mean something else to a template."""
 
-# What templates look for; of no use to anyone as part of a special token.
+# Keys that templates look for; as part of a special token they are of no use to anyone.
 _KEYS = frozenset(
     """
     role content reasoning_content thinking tool_calls tool_call_id id type function
@@ -51,27 +51,29 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """Input to render, in classes of Python's own: plain values of JSON."""
+    """Input to render, in Python's own classes: plain values of JSON."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
-    """Whether the template opens the assistant's turn."""
+    """True if the template opens the assistant's turn."""
     continue_final_message: bool = False
-    """Whether the last message's turn is left open."""
+    """True if the last message's turn is left open."""
     num_chars: int = 0
     num_values: int = 0
     """Number of values beside the messages."""
 
     @property
     def num_items(self) -> int:
-        """Number of items with which a template may have a step of work."""
+        """Number of items that may cost a template a step of work each."""
         return len(self.messages) + self.num_values
 
     def validated(self) -> Conversation:
-        """Conversation fit to be rendered: see `messages.validated`. Takes time in proportion to
-        its text."""
+        """Return the conversation ready to be rendered: see `messages.validated`.
+
+        Takes time in proportion to its text.
+        """
         check_texts("tools", "tools", self.tools)
         check_texts("chat_template_kwargs", "chat_template_kwargs", self.template_kwargs)
         reader = Reader("messages")
@@ -80,7 +82,7 @@ class Conversation(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, messages=messages, num_values=num_values)
 
     def texts(self) -> Iterator[str]:
-        """Every str that a caller wrote, apart from roles."""
+        """Yield every str that a caller wrote, except roles."""
         for message in self.messages:
             for field, value in message.items():
                 if field != "role":
@@ -96,9 +98,11 @@ class Conversation(msgspec.Struct, frozen=True):
         identifier: Callable[[str], str] | None = None,
         key: Callable[[str, int], str] | None = None,
     ) -> Conversation:
-        """Copy with other strings for those that a caller wrote. `key` is given a key and its index
-        in the object. Keys and ids of tool calls are like any text where `key` and `identifier` are
-        None."""
+        """Return a copy with other strings for those that a caller wrote.
+
+        `key` is given a key and its index in the object. Keys and ids of tool calls are treated
+        like other text if `key` and `identifier` are None.
+        """
         identifier = identifier or text
         key = key or (lambda name, index: text(name))
 
@@ -154,8 +158,10 @@ def conversation_of(
     """Check what a caller gives and copy it: at most `max_chars` characters in all.
 
     `tools` are those of the OpenAI API, {"type": "function", "function": {"name": str, ...}} each.
-    Raises `InvalidPromptError` naming the argument and the place in it, `PromptTooLongError` for
-    too many messages or characters, and `InvalidRequestError` for flags that contradict each other.
+
+    Raises `InvalidPromptError` naming the argument and the place in it. Raises `PromptTooLongError`
+    for too many messages or characters, and `InvalidRequestError` for flags that contradict each
+    other.
     """
     check(InvalidPromptError, "add_generation_prompt", add_generation_prompt, boolean)
     check(InvalidPromptError, "continue_final_message", continue_final_message, boolean)

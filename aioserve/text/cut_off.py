@@ -1,7 +1,6 @@
-"""JSON of an object that ends before its end: a call that `max_tokens` cut off, which comes back.
+"""JSON of an object that is cut off, such as the arguments of a call that `max_tokens` ended.
 
-What is there of it is kept, and closed. JSON with a mistake in it is another matter: see
-`json_values`.
+Its complete parts are kept, and closed. For JSON with a mistake in it, see `json_values`.
 """
 
 from __future__ import annotations
@@ -14,13 +13,15 @@ __all__ = ["closed"]
 
 _PART_OF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
-"""The first half of a character in two escapes."""
+"""Pattern of the first half of a character in two escapes."""
 
 
 def closed(text: str) -> str | None:
-    """JSON of an object with what is there of it: a string as far as it goes; members, elements,
-    numbers and words that are whole. None where the text isn't the beginning of an object. Takes
-    time in proportion to the text."""
+    """Return JSON of an object with the parts that are there; None if the text begins no object.
+
+    A string is kept as far as it goes. Members, elements, numbers and words are kept if they are
+    whole. Takes time in proportion to the text.
+    """
     machine, at, whole = JsonMachine(), 0, 0
     start = len(text) - len(text.lstrip())
     if text[start : start + 1] != "{":
@@ -43,7 +44,7 @@ def closed(text: str) -> str | None:
 
 
 def _without(ending: re.Pattern[str], text: str) -> str:
-    """Without an escape, or a part of one, that a string ends with."""
+    """Return the text without an escape, or a part of one, at its end."""
     found = ending.search(text)
     if found is None or (found.start() and _is_escaped(text, found.start())):
         return text
@@ -51,6 +52,6 @@ def _without(ending: re.Pattern[str], text: str) -> str:
 
 
 def _is_escaped(text: str, at: int) -> bool:
-    """Whether a backslash belongs to the one before it."""
+    """True if the backslash at `at` belongs to the one before it."""
     before = text[:at]
     return (len(before) - len(before.rstrip("\\"))) % 2 == 1

@@ -1,9 +1,9 @@
-"""Bounds what a tokenizer may make of a text before it has tokens, by the steps that its file has.
+"""Bounds on the work of a tokenizer before it has tokens, by the steps of its file.
 
-Normalizers and the steps behind them replace characters by several, and multiply where they follow
-each other: forty that double make a trillion of one. Such a file is refused. Expressions may go
-back and try again, for a time that grows with the text's length raised to some power, or doubles
-with each character. A tokenizer with such ones encodes on threads alone.
+Normalizers and the steps behind them replace characters by several, and consecutive ones multiply:
+forty that double make a trillion of one. A file like that is refused. Regular expressions may
+backtrack, for a time that is a power of the text's length, or doubles with each character. A
+tokenizer with slow expressions encodes only on threads.
 """
 
 from __future__ import annotations
@@ -21,20 +21,24 @@ from aioserve.errors import UnsupportedModelError
 __all__ = ["is_quick"]
 
 MAX_GROWTH = 256
-"""Most characters that one may become. Those in use have a few dozen at most."""
+"""Most characters that one may become. Those in use make a few dozen at most."""
 QUICK_GROWTH = 64
 BYTE_GROWTH = 4
-"""A character has up to four bytes, each of which becomes one."""
+"""Characters from one: it has up to four bytes, each of which becomes one."""
 SPACED_GROWTH = 3
-"""A character with a space before it and one behind."""
+"""Characters from one: itself, with a space before and behind it."""
 MAX_REPEATS = 2
-"""Parts of one alternative that repeat without a bound, in an expression that is quick: it takes
-the square of a text's length at most."""
+"""Most unbounded repeats in one alternative of a quick expression: it takes at most the square of a
+text's length.
+"""
 
 
 def is_quick(backend: tokenizers.Tokenizer, source: str) -> bool:
-    """Return true if short texts are encoded in no time. Raises `UnsupportedModelError` for steps
-    that multiply a text by more than `MAX_GROWTH`; `source` names the tokenizer."""
+    """Return true if short texts are encoded in no time.
+
+    Raises `UnsupportedModelError` for steps that multiply a text by more than `MAX_GROWTH`;
+    `source` names the tokenizer.
+    """
     steps = [*_steps(backend.normalizer), *_steps(backend.pre_tokenizer)]
     growth = 1
     for step in steps:
@@ -48,7 +52,7 @@ def is_quick(backend: tokenizers.Tokenizer, source: str) -> bool:
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """Single steps of a normalizer or a pre-tokenizer, as the file writes them."""
+    """Yield the single steps of a normalizer or a pre-tokenizer, as the file writes them."""
     if part is None:
         return
     waiting = [json.loads(part.__getstate__())]
@@ -62,14 +66,16 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any]) -> int:
-    """Most characters that a step makes of one, where doing it again makes more again. The forms of
-    Unicode don't."""
+    """Return the most characters that a step makes of one, if repeating it makes more again.
+
+    The normal forms of Unicode don't.
+    """
     match step.get("type"):
         case "Replace":
             text = step["pattern"].get("String")
             if text:
                 return max(1, -(-len(step["content"]) // len(text)))
-            return 1 + len(step["content"])  # an expression may match nothing, before each one
+            return 1 + len(step["content"])  # an expression may match "" before each one
         case "Prepend":
             return 1 + len(step["prepend"])
         case "Precompiled":
@@ -83,8 +89,10 @@ def _growth(step: Mapping[str, Any]) -> int:
 
 
 def _longest(charsmap: str) -> int:
-    """Most characters that a map of SentencePiece's writes for one. Behind a table, whose size
-    comes first, are its texts, each with a zero behind."""
+    """Return the most characters that a SentencePiece map writes for one.
+
+    The data has a table, whose size comes first, and then texts, each with a zero behind it.
+    """
     data = base64.b64decode(charsmap)
     texts = data[4 + int.from_bytes(data[:4], "little") :].decode(errors="replace")
     return max(map(len, texts.split("\0")), default=1) or 1
@@ -104,7 +112,7 @@ _COUNTED = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 
 def _is_quick(expression: str) -> bool:
-    """Return true if no repeated group has endless repeats in it, and no alternative has many."""
+    """Return true if no repeated group contains unbounded repeats, and no alternative has many."""
     outer: list[tuple[int, int, bool]] = []
     most = here = at = 0
     varies = False  # in number, within this group

@@ -1,9 +1,9 @@
 """Tokens that end an answer: those that files name, and those that are known by name.
 
-One model names its ends in up to four places, which contradict each other: config.json says
-`<|endoftext|>`, tokenizer_config.json `<|im_end|>`, generation_config.json both or neither, and a
-GGUF file one of them. All that any place names ends an answer, and so does a token that has no
-other use in any model, whatever the files call its kind. Knows no templates.
+A model names its ends in up to four places, which contradict each other. For example, config.json
+says `<|endoftext|>`, tokenizer_config.json `<|im_end|>`, generation_config.json both or neither,
+and a GGUF file one of them. All that any place names end an answer. So does a token that has no
+other use in any model, whatever kind the files give it. Knows no templates.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from aioserve.json_file import read_json_object
 __all__ = ["end_ids", "mark_ends", "named_ends", "names_in"]
 
 MAX_FILE_BYTES = 1 << 22
-"""Largest size of a file with names of tokens."""
+"""Largest size of a file with names of tokens, in bytes."""
 
 IdOf = Callable[[str], int | None]
-"""Id of the token of that name; None where the vocabulary has no such token."""
+"""Returns the id of the token of that name; None if the vocabulary doesn't have it."""
 
 NAMES = frozenset(
     {
@@ -33,17 +33,23 @@ NAMES = frozenset(
         "<\uff5cend\u2581of\u2581sentence\uff5c>", "[|endofturn|]",
     }
 )  # fmt: skip
-"""Tokens that end an answer wherever they are tokens."""
+"""Names that end an answer in every vocabulary that has them."""
 _RETURN, _CALL, _OF_MESSAGE = "<|return|>", "<|call|>", "<|end|>"
-"""A vocabulary with the first two is GPT-OSS's: a call ends an answer, and the third one message of
-several."""
+"""Marks of GPT-OSS: a vocabulary with the first two is its. A call ends an answer; the third ends
+one message of several.
+"""
 _STROKE, _BEGIN = "</s>", "<s>"
-"""An end where the other one begins texts. In Gemma's vocabulary both are marks of HTML."""
+"""Marks of a text's end and beginning. The first is an end only if texts begin with the second. In
+Gemma's vocabulary both are HTML.
+"""
 
 
 def names_in(directory: Path, role: str) -> list[str]:
-    """Names that tokenizer_config.json and special_tokens_map.json give a token of that role, such
-    as "eos_token". Raises `ModelError` for a file that can't be read."""
+    """Return the names that tokenizer_config.json and special_tokens_map.json give the token of a
+    role.
+
+    A role is "eos_token", say. Raises `ModelError` for a file that can't be read.
+    """
     names: list[str] = []
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         path = directory / file
@@ -55,7 +61,9 @@ def names_in(directory: Path, role: str) -> list[str]:
 
 
 def named_ends(id_of: IdOf, begin_ids: Iterable[int | None] = ()) -> dict[str, int]:
-    """Ids of the tokens that end an answer by their names. `begin_ids`: what texts begin with."""
+    """Return the ids of the tokens that end an answer by their names. Texts begin with
+    `begin_ids`.
+    """
     names = set(NAMES)
     if _is_harmony(id_of):
         names = names - {_OF_MESSAGE} | {_CALL}
@@ -69,9 +77,10 @@ def named_ends(id_of: IdOf, begin_ids: Iterable[int | None] = ()) -> dict[str, i
 def end_ids(
     said: Iterable[int | None], id_of: IdOf, begin_ids: Iterable[int | None] = ()
 ) -> tuple[int, ...]:
-    """All ids that end an answer: those that files say, in their order, then those of known names.
+    """Return all ids that end an answer: those from files, then those of known names.
 
-    A message of several, as GPT-OSS writes them, ends no answer, whatever a file says.
+    Each group keeps its order. The end of one of several messages, as GPT-OSS writes them, ends no
+    answer, whatever a file says.
     """
     of_message = id_of(_OF_MESSAGE) if _is_harmony(id_of) else None
     every = [*said, *sorted(named_ends(id_of, begin_ids).values())]
@@ -79,8 +88,10 @@ def end_ids(
 
 
 def mark_ends(backend: tokenizers.Tokenizer) -> None:
-    """Make special tokens of the known ends that `backend` has as others: they are found in
-    templates, and no text shows them."""
+    """Mark the known end tokens of `backend` as special.
+
+    So they are found in templates, and no text shows them.
+    """
     added = backend.get_added_tokens_decoder()
     for name, token_id in named_ends(backend.token_to_id).items():
         token = added.get(token_id)

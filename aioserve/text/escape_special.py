@@ -1,5 +1,7 @@
-"""Escapes characters while a chat template renders, so that it can't tell what they are part of.
-Knows text alone."""
+"""Escapes of characters while a chat template renders, which hide what they are part of.
+
+Knows text alone.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,17 @@ __all__ = ["NOTHING", "NOTHINGS", "Escapes"]
 STAND_IN_TRIES = 64
 _STAND_INS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _LETTERS = (range(0x12000, 0x1239A), range(0x13000, 0x1342F))
-"""Stand-ins for letters and digits, beside which some tokens are none: cuneiform, hieroglyphs."""
+"""Stand-ins for letters and digits, beside which some tokens aren't recognised: cuneiform,
+hieroglyphs.
+"""
 NOTHING = "\U0010fffd"
-"""A content that means nothing; part of no special token."""
+"""Content that means nothing; part of no special token."""
 NOTHINGS = (NOTHING, "\U0010fffc")
-"""Characters that tell meaningless keys from each other."""
+"""Characters that make meaningless keys differ from each other."""
 
 
 class Escapes:
-    """Stand-ins for characters, each in none of `texts`."""
+    """Stand-ins for characters, each of which is in none of `texts`."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = list(texts)
@@ -30,11 +34,11 @@ class Escapes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it escapes nothing."""
+        """True if it escapes nothing."""
         return not self._stand_ins
 
     def escape(self, text: str, at: Iterable[int]) -> str:
-        """`text` with a stand-in for the character at each index of `at`."""
+        """Return `text` with a stand-in for the character at each index of `at`."""
         pieces, done = [], 0
         for index in sorted(set(at)):
             pieces += (text[done:index], self._stand_in(text[index]))
@@ -42,12 +46,14 @@ class Escapes:
         return "".join([*pieces, text[done:]]) if pieces else text
 
     def occur_in(self, text: str) -> bool:
-        """Whether a stand-in is in `text`."""
+        """True if a stand-in is in `text`."""
         return any(stand_in in text for stand_in in self._stand_ins.values())
 
     def unescape(self, text: str) -> str:
-        """`text` as it would be without stand-ins; those that were escaped for JSON, or for a
-        `repr` of what has them, too."""
+        """Return `text` with the characters in place of their stand-ins.
+
+        Stand-ins that were escaped for JSON, or by a `repr`, are replaced too.
+        """
         for char, stand_in in self._stand_ins.items():
             text = text.replace(stand_in, char)
             text = text.replace(_as_json(stand_in), _as_json(char))

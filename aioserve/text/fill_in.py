@@ -1,8 +1,8 @@
-"""Prompts that have a text before a gap and one behind it: fill in the middle (FIM).
+"""Prompts for filling the gap between two texts: fill in the middle (FIM).
 
-Models that were trained for it know three marks, each a token of its own. Names are those of the
-makers: Qwen Coder, StarCoder and CodeGemma, Granite, DeepSeek Coder, Codestral. Source: Bavarian et
-al., "Efficient Training of Language Models to Fill in the Middle", 2022.
+Models that were trained for it know three marks, each a single token. The forms are those of Qwen
+Coder, StarCoder and CodeGemma, Granite, DeepSeek Coder, and Codestral. See Bavarian et al.,
+"Efficient Training of Language Models to Fill in the Middle", 2022.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ FORMS = (
 
 
 def fill_in_of(tokenizer: Tokenizer) -> str | None:
-    """The form of such prompts, with `{prefix}` and `{suffix}` in it; None where no marks of one
-    are tokens of this tokenizer."""
+    """Return the form of prompts with a gap, with `{prefix}` and `{suffix}` in it.
+
+    None if the tokenizer has no form's marks as tokens.
+    """
     return next((form for form in FORMS if _knows(tokenizer, form)), None)
 
 
 def filled_in(form: str, prefix: str, suffix: str) -> str:
-    """The prompt of a gap between two texts."""
+    """Return the prompt of a gap between two texts."""
     parts = {"{prefix}": prefix, "{suffix}": suffix}
     return "".join([parts.get(part, part) for part in re.split(r"(\{\w+\})", form)])
 

@@ -1,14 +1,14 @@
-"""Messages for templates in harmony, which read less of a conversation than it may have.
+"""Messages for templates in harmony, which read less than a conversation may have.
 
     assistant: Let me see, call 1, call 2      assistant: call 1 (reasoning: Let me see)
     tool: result 1                         ─►  tool: result 1
     tool: result 2                             assistant: call 2
                                                tool: result 2
 
-Such a template leaves out further calls of a message, takes each result for one of the call before
-it, and refuses a message with calls that has reasoning and content both: what is said before a call
-is reasoning there. It reads the first message of instructions alone. So nothing of these is lost,
-and no client has to know; instructions behind other messages are refused.
+A harmony template leaves out further calls of a message, and takes each result for one of the call
+before it. It refuses a message with calls that has both reasoning and content: text before a call
+is reasoning there. It reads only the first message of instructions. So this module rearranges them:
+nothing is lost, and clients needn't know. Instructions behind other messages are refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ Message = dict[str, Any]
 
 
 def with_single_calls(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with one call in each, and its results behind it. Results of no call that is
-    known stay behind those of the last."""
+    """Return the messages with one call in each, and its results behind it.
+
+    Results of unknown calls stay behind those of the last call.
+    """
     arranged: list[Message] = []
     index = 0
     while index < len(messages):
@@ -43,9 +45,9 @@ def with_single_calls(messages: Sequence[Message]) -> list[Message]:
 
 
 def with_joined_instructions(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with those of the system and the developer that they begin with as one.
+    """Return the messages with the leading system and developer messages joined into one.
 
-    Raises `InvalidPromptError` for one behind others: the template would leave it out.
+    Raises `InvalidPromptError` for such a message behind others: the template would leave it out.
     """
     count = 0
     while count < len(messages) and messages[count]["role"] in ("system", "developer"):

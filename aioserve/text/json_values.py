@@ -1,6 +1,6 @@
-"""Copies values of JSON from a sender into Python's own classes, within limits.
+"""Copies of a sender's JSON values in Python's own classes, within limits.
 
-What a sender's class says of its size is not believed: no more is looked at than may be there.
+The size that a sender's class claims isn't trusted: no more is read than may be there.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ MAX_DEPTH = 32
 """Deepest nesting of lists and objects."""
 MAX_VALUES = 10_000
 """Most values in the tools, tool calls, content parts and template arguments of one prompt
-together. To look at as many takes the event loop some 10 ms."""
+together. Reading that many takes the event loop some 10 ms.
+"""
 STEPS_TO_PARAMETERS = len((0, "function", "parameters"))
 """Steps from the tools to the schema of one of them."""
 MAX_INT_BITS = 127
 MAX_JSON_CHARS = 2**20
-"""Longest text that is parsed."""
+"""Most characters of a text that is parsed."""
 
 _PIECE_CHARS = 2**16
 
@@ -37,7 +38,7 @@ _PIECE_CHARS = 2**16
 class Reader:
     """Copies the parts of one prompt, of at most `max_chars` characters in all.
 
-    `argument` names it in errors, and is followed by the path to the value. Raises
+    In errors, `argument` names the prompt, followed by the path to the value. Raises
     `InvalidPromptError`, and `PromptTooLongError` for too many characters.
     """
 
@@ -53,7 +54,7 @@ class Reader:
         return self.argument + "".join([f"[{shown(part)}]" for part in self._path])
 
     def error(self, must: str, *, value: object = None, limit: object = None) -> InvalidPromptError:
-        """Error that the value where the reader is must be something else."""
+        """Return the error that the value at the current path must be something else."""
         argument = "prompt" if self.argument == "messages" else self.argument
         return InvalidPromptError(
             f"{self.where} {must}", argument=argument, value=value, limit=limit
@@ -86,7 +87,7 @@ class Reader:
             )
 
     def at(self, part: str | int) -> Reader:
-        """Context in which values read are this part of the value read outside."""
+        """Context within which values are read that are this part of the outer value."""
         self._path.append(part)
         return self
 
@@ -97,7 +98,7 @@ class Reader:
         self._path.pop()
 
     def items(self, value: Any) -> list[tuple[str, Any]]:
-        """Items of a mapping with keys of str, each counted as a value."""
+        """Return the items of a mapping with keys of str, each counted as a value."""
         if not issubclass(type(value), Mapping):
             raise self.error(f"must be a dict, got {type(value).__name__}")
         items: list[tuple[str, Any]] = []
@@ -110,7 +111,7 @@ class Reader:
         return items
 
     def elements(self, value: Any) -> list[Any]:
-        """Elements of a list, each counted as a value."""
+        """Return the elements of a list, each counted as a value."""
         kind = type(value)
         if not issubclass(kind, Sequence) or issubclass(kind, str | bytes | bytearray | memoryview):
             raise self.error(f"must be a list, got {kind.__name__}")
@@ -178,11 +179,14 @@ class Reader:
 
 
 def parsed_arguments(text: str, reader: Reader) -> dict[str, Any] | str:
-    """Parse a text that is a JSON object, or the beginning of one, and read what is there of it as
-    `Reader.value` does. Nothing, or null, is an object without members. Any other text stays as it
-    is, as does one of more than `MAX_JSON_CHARS`, and an object that no template is given: a model
-    may write anything. Raises `InvalidPromptError` for too many values. Takes time in proportion to
-    the text: a long one is for a thread."""
+    """Parse a text that is a JSON object, or the beginning of one, and copy it as `Reader.value`
+    does.
+
+    An empty text, or null, is an empty object. Any other text is returned unchanged, because a
+    model may write anything. So is one of more than `MAX_JSON_CHARS`, and an object that templates
+    can't be given. Raises `InvalidPromptError` for too many values. Takes time in proportion to the
+    text, so parse long ones on a thread.
+    """
     if not text.strip():
         return {}
     try:
@@ -201,7 +205,7 @@ def parsed_arguments(text: str, reader: Reader) -> dict[str, Any] | str:
 
 
 def _read_json(text: str) -> Any:
-    """Raises `ValueError` and `RecursionError`."""
+    """Parse a JSON text, or the beginning of one. Raises `ValueError` and `RecursionError`."""
     if len(text) > MAX_JSON_CHARS:
         raise ValueError(f"more than {MAX_JSON_CHARS} characters")
     try:

@@ -1,5 +1,6 @@
-"""Calls the `tokenizers` library so that a long text holds up no other thread, least of all the
-event loop's."""
+"""Calls of the `tokenizers` library in which long texts hold up no other thread, least of all the
+event loop's.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ SHORT_TEXT_CHARS = 512
 def encode(
     backend: tokenizers.Tokenizer, text: str, *, is_quick: bool = True
 ) -> tokenizers.Encoding:
-    """Tokens of `text` with their places in it; no special tokens are added. `is_quick` says of the
-    tokenizer that short texts take no time."""
+    """Return the tokens of `text` with their places in it; no special tokens are added.
+
+    Set `is_quick` if the tokenizer encodes short texts in no time.
+    """
     if is_quick and len(text) <= SHORT_TEXT_CHARS:
         return backend.encode(text, add_special_tokens=False)
     # Only the batch methods release the GIL. They start the library's own thread pool.
@@ -31,13 +34,15 @@ def encode_ids(
     max_tokens: int | None = None,
     is_quick: bool = True,
 ) -> list[int]:
-    """Token ids of `text` without their places, which is faster. `is_quick` is as in `encode`.
-    Raises `PromptTooLongError` for more than `max_tokens`."""
+    """Return the token ids of `text` without their places, which is faster.
+
+    `is_quick` is as in `encode`. Raises `PromptTooLongError` for more than `max_tokens`.
+    """
     if is_quick and len(text) <= SHORT_TEXT_CHARS:
         encoding = backend.encode(text, add_special_tokens=add_special_tokens)
     else:
         (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-    # Making a list of millions takes all threads a while.
+    # Making a list of millions stops all threads for a while, so check first.
     if max_tokens is not None and len(encoding) > max_tokens:
         raise PromptTooLongError(
             f"prompt has {len(encoding)} tokens; {max_tokens} are taken at most",

@@ -1,8 +1,8 @@
-"""Checks chat messages of a sender: what may be in them, and how much.
+"""Checks of chat messages from a sender: their fields and their sizes.
 
-Fields are those of the OpenAI API. Sizes are looked at before anything is copied or encoded, and no
-more is looked at than may be there: a sequence without an end, or one that says it is short, costs
-no more than an honest one.
+Fields are those of the OpenAI API. Sizes are checked before anything is copied or encoded, and no
+more is read than may be there. A sequence without an end, or one that claims to be short, costs no
+more than an honest one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = [
 Message = Mapping[str, Any]
 
 MAX_MESSAGES = 10_000
-"""Most messages of one prompt. To look at as many takes the event loop some 10 ms."""
+"""Most messages of one prompt. Reading that many takes the event loop some 10 ms."""
 MAX_ROLE_CHARS = 64
 MEDIA = {"image": "images are", "audio": "audio is", "video": "videos are", "file": "files are"}
 MAX_ID_CHARS = 256
-"""Longest id of a tool call."""
+"""Most characters of a tool call's id."""
 MAX_NAME_CHARS = 256
-"""Longest name of a function."""
+"""Most characters of a function's name."""
 
 FIELDS: tuple[str, ...] = ("role", "content", "name")
 """Fields of every message."""
@@ -49,11 +49,13 @@ _MAX_FIELDS = 6
 
 
 def validated(plain: list[dict[str, Any]], reader: Reader) -> list[dict[str, Any]]:
-    """Copy what `read_messages` returned, with arguments of tool calls that come as JSON parsed:
-    they are objects then, with what is there of one that was cut off, and stay text where they
-    are no JSON of an object. `reader` counts what is parsed. Raises `InvalidPromptError` for what
-    can't be encoded as UTF-8, or has too many values. Takes as long as the messages are, so long
-    ones are for a thread."""
+    """Copy what `read_messages` returned, with the JSON of tool calls' arguments parsed.
+
+    Parsed arguments are objects, with the parts that are there if one was cut off. Arguments that
+    are no JSON object stay text. `reader` counts what is parsed. Raises `InvalidPromptError` for
+    text that can't be encoded as UTF-8, and for too many values. Takes as long as the messages are,
+    so check long ones on a thread.
+    """
     checked: list[dict[str, Any]] = []
     for index, message in enumerate(plain):
         if "tool_calls" in message:
@@ -69,17 +71,16 @@ def validated(plain: list[dict[str, Any]], reader: Reader) -> list[dict[str, Any
 
 
 def read_messages(messages: Any, reader: Reader) -> list[dict[str, Any]]:
-    """Check that `messages` is a non-empty list of messages; return a copy in classes of Python's
-    own. `reader` counts.
+    """Check that `messages` is a non-empty list of messages; return a copy in Python's own classes.
 
-    Each has a `role` and a `content`, a str or a list of parts {"type": "text", "text": str}, which
-    are joined by line breaks; and may have a `name`, of who wrote it or of the function. The
-    assistant's may have `tool_calls`, beside which the content may be None or left out, and
-    `reasoning_content` (or `reasoning`, the same under another name). A tool's may have the
-    `tool_call_id` that it answers.
+    `reader` counts what is read. Each message has a `role` and a `content`: a str, or a list of
+    parts {"type": "text", "text": str}, which are joined by line breaks. It may have a `name`, of
+    its author or of the function. The assistant's may have `tool_calls`, beside which the content
+    may be None or left out. They may also have `reasoning_content` (or `reasoning`, the same under
+    another name). A tool's may have the `tool_call_id` that it answers.
 
-    Raises `InvalidPromptError` naming the index and the field, `PromptTooLongError` for too many
-    messages or characters, and whatever a class of the sender's raises.
+    Raises `InvalidPromptError` naming the index and the field, and `PromptTooLongError` for too
+    many messages or characters. Whatever a class of the sender's raises passes through.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise InvalidPromptError(f"messages must be a list, got {type(messages).__name__}")
@@ -207,7 +208,7 @@ def _tool_call(index: int, call: Any, reader: Reader) -> dict[str, Any]:
 
 
 def _fields(value: Any, names: tuple[str, ...], reader: Reader) -> dict[str, Any]:
-    """Fields of a mapping that has no others than `names`."""
+    """Return the fields of a mapping that has only `names`."""
     fields = dict(reader.items(value))
     _check_names(fields, names, reader)
     return fields

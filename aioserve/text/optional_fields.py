@@ -1,4 +1,4 @@
-"""Writes out what messages and tools may leave out, for templates that fail without it.
+"""Optional fields of messages and tools written out, for templates that fail without them.
 
 Knows conversations in plain values of JSON. Must not know templates.
 """
@@ -17,10 +17,12 @@ _Object = dict[str, Any]
 
 
 def with_all_fields(conversation: Conversation) -> Conversation:
-    """Write out what a conversation means anyhow. Contents that are null or left out are empty. A
-    call is one of a function. A tool has no description and takes nothing. A result has the name of
-    the function that it is from: that of the call with its `tool_call_id`, or, without an id, of
-    the call at its place."""
+    """Write out what a conversation implies.
+
+    Contents that are null or left out are empty. A call is one of a function. A tool has no
+    description and takes nothing. A result has the name of its function: that of the call with its
+    `tool_call_id`, or, without an id, of the call at its place.
+    """
     tools = conversation.tools
     return msgspec.structs.replace(
         conversation,

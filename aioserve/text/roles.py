@@ -1,7 +1,7 @@
-"""Tells roles of messages that a chat template knows from those that it would drop or misread.
+"""Roles of messages that a chat template knows, apart from roles that it would drop or misread.
 
-A template says nothing of roles that it hasn't: it leaves their messages out, or writes them as
-another's. So an unknown role is tried beside one that nobody has: where the prompt is the same, the
+A template doesn't report unknown roles: it leaves their messages out, or writes them as another
+role's. So an unknown role is compared with one that nobody has: if the prompt is the same, the
 template doesn't know it. Must not know tokens.
 """
 
@@ -20,21 +20,27 @@ from aioserve.text.conversation import Conversation
 __all__ = ["KNOWN_ROLES", "Roles"]
 
 KNOWN_ROLES: tuple[str, ...] = ("system", "developer", "user", "assistant", "tool", "function")
-"""Roles of the OpenAI API: what becomes of them is up to the template."""
+"""Roles of the OpenAI API: the template decides what becomes of them."""
 LEAST_LIKENESS = 0.75
-"""Least likeness of a role to a known one that makes it a misspelling."""
+"""Least likeness to a known role that makes another one a misspelling."""
 MAX_COMPARED = 64
-"""Unknown roles of a conversation that are compared with known ones, some 50 µs each, and that are
-tried, which takes a prompt each."""
+"""Most unknown roles of a conversation. Each is compared with known ones, some 50 µs, and tried,
+which takes a prompt.
+"""
 _QUOTED = re.compile(r"""(?<![\w)\]]\[)(?<!\bget\()(?=(["'])([A-Za-z]{1,64})\1)""")
-"""Words that may be roles, and no keys, as in `message["name"]` and `message.get("name")`."""
+"""Pattern of words that may be roles, and aren't keys as in `message["name"]` and
+`message.get("name")`.
+"""
 _NOBODY = ("qxzvkjw", "wvjzkqx")
-"""Roles that nobody has, like no other."""
+"""Roles that nobody has, unlike any other."""
 
 
 class Roles:
-    """Roles that a template knows. `rendered` gives its prompt for a conversation, and None where
-    it takes none such. `file` names it in errors. Thread-safe."""
+    """Roles that a template knows.
+
+    `rendered` returns its prompt for a conversation, and None if it doesn't take it. `file` names
+    it in errors. Thread-safe.
+    """
 
     def __init__(
         self, source: str, rendered: Callable[[Conversation], str | None], file: str
@@ -45,8 +51,11 @@ class Roles:
         self._nobodys: tuple[str | None, str | None] | None = None
 
     def check(self, messages: Iterable[Mapping[str, Any]]) -> None:
-        """Raise `InvalidPromptError` for a role that is another misspelt, and for one that the
-        template doesn't know. A role of which a template takes no message is left to it."""
+        """Raise `InvalidPromptError` for a misspelt role, and for one that the template doesn't
+        know.
+
+        A role whose messages the template refuses is left to it.
+        """
         unknown: dict[str, int] = {}
         for index, message in enumerate(messages):
             if message["role"] not in KNOWN_ROLES and message["role"] not in self._named:
@@ -62,8 +71,10 @@ class Roles:
                 raise self._error(role, index)
 
     def _prompt_of_nobody(self) -> str | None:
-        """The prompt in which no unknown role shows; None where the template writes any role, or
-        refuses those that it doesn't know."""
+        """Return the prompt that hides unknown roles.
+
+        None if the template writes any role, or refuses unknown ones.
+        """
         if self._nobodys is None:
             one, other = _NOBODY
             self._nobodys = self._prompt_of(one), self._prompt_of(other)

@@ -1,22 +1,21 @@
-"""Keeps the text of messages, and of what comes with them, from becoming special tokens.
+"""Protection of message text, and of what comes with it, from becoming special tokens.
 
-A chat template writes turns and messages into one text, in which a tokenizer sees no difference
-between the turn mark that the template wrote and the same characters typed by a user. So, before
-rendering, some characters of the messages are escaped: what completes a special token's name is
-replaced by a stand-in, a character that none of the texts has. What is still a special token in
-the rendered text is the template's. These get secret names, the stand-ins go, and the text is
-encoded by a tokenizer that knows the special tokens by their secret names alone: it
-shares the model, the normalizer and the pre-tokenizer, so ordinary text gets the ids that it always
-gets.
+A chat template writes turns and messages into one text. A tokenizer can't tell the turn mark that
+the template wrote from the same characters typed by a user. So, before rendering, some characters
+of the messages are escaped. The character that completes a special token's name is replaced by a
+stand-in, which none of the texts has. A special token in the rendered text is then the template's.
+These tokens get secret names, and the stand-ins are replaced again. The text is encoded by a
+tokenizer that knows the special tokens only by their secret names. It shares the model, the
+normalizer and the pre-tokenizer, so ordinary text gets its usual ids.
 
 A template may take the text apart and put it together differently. So each time the special tokens
-of the prompt are compared with those of the same messages with meaningless contents, and a prompt
-that has others is refused.
+of the prompt are compared with those of the same messages with meaningless contents. A prompt whose
+tokens differ is refused.
 
-Special tokens are those that are marked so, which `decode` leaves out: no completion prints them,
-so no message needs them. So are `<|...|>`, with full-width bars too: some models (DeepSeek's,
-Cohere's) don't mark their marks of turns. Other added tokens (`<think>`, say) are recognised in
-messages. The unknown token is no mark of anything: text that the model can't spell may always
+Special tokens are those with that flag, which `decode` leaves out: no completion prints them, so no
+message needs them. Names like `<|...|>` count too, with full-width bars as well: some models
+(DeepSeek's, Cohere's) don't flag their turn marks. Other added tokens (`<think>`, say) are
+recognised in messages. The unknown token marks nothing: text that the model can't spell may always
 become it.
 """
 
@@ -39,7 +38,7 @@ from aioserve.text.escape_special import NOTHING, NOTHINGS, Escapes
 __all__ = ["SpecialSpan", "SpecialTokens"]
 
 WINDOW_CHARS = 1 << 16
-"""Size of the pieces in which text is searched, so that other threads run between them."""
+"""Characters of a piece in which text is searched: other threads run between two pieces."""
 MAX_GAPS = 100_000
 MAX_NAME_CHARS = 128
 
@@ -57,9 +56,9 @@ class SpecialSpan(NamedTuple):
 class SpecialTokens:
     """Special tokens of one tokenizer: finds them in text, and encodes text without them.
 
-    `backend` must not be changed by anyone afterwards; `source` names it in errors; `is_quick` is
-    that of the tokenizer. Thread-safe. Raises `UnsupportedModelError` for special tokens of absurd
-    names or ids.
+    Nothing may change `backend` afterwards; `source` names it in errors; `is_quick` is that of the
+    tokenizer. Thread-safe. Raises `UnsupportedModelError` for special tokens with absurd names or
+    ids.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class SpecialTokens:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the tokenizer has any special token."""
+        """True if the tokenizer has any special token."""
         return bool(self._names)
 
     # -- before rendering
@@ -108,9 +107,11 @@ class SpecialTokens:
     def escaped(
         self, conversation: Conversation, *, apart_from: str
     ) -> tuple[Conversation, Escapes]:
-        """Escape what could complete a special token; return the conversation and the escapes. No
-        stand-in occurs in the conversation or in `apart_from`. Raises `InvalidPromptError` if none
-        is free."""
+        """Escape what could complete a special token; return the conversation and the escapes.
+
+        No stand-in occurs in the conversation or in `apart_from`. Raises `InvalidPromptError` if no
+        stand-in is free.
+        """
         roles = [message["role"] for message in conversation.messages]
         escapes = Escapes({apart_from, *roles, *conversation.texts()})
         return conversation.mapped(
@@ -119,8 +120,11 @@ class SpecialTokens:
         ), escapes
 
     def meaningless(self, conversation: Conversation) -> Conversation:
-        """The conversation with texts that are part of no special token. What is empty stays so,
-        white space around a text stays, an id keeps its length, and keys differ."""
+        """Return the conversation with texts that are part of no special token.
+
+        Empty texts stay empty, white space around a text stays, an id keeps its length, and keys
+        differ.
+        """
         return conversation.mapped(
             self._meaningless,
             identifier=lambda text: NOTHING * len(text),
@@ -128,14 +132,19 @@ class SpecialTokens:
         )
 
     def unmarked(self, conversation: Conversation) -> Conversation:
-        """The conversation with texts of which words and white space alone are left: what is a
-        special token then has its marks from elsewhere."""
+        """Return the conversation with only the words and white space of its texts.
+
+        A special token in its prompt then has its marks from elsewhere.
+        """
         table = {ord(mark): NOTHING for mark in self._marks if not mark.isspace()}
         return conversation.mapped(lambda text: text.translate(table))
 
     def may_spell(self, token_ids: Iterable[int], conversation: Conversation) -> bool:
-        """Whether a text may have the words of one of these tokens, which stand between its
-        marks, and with them the whole of one that has no marks."""
+        """Return true if a text may have the words of one of these tokens, which stand between its
+        marks.
+
+        A token without marks is nothing but words.
+        """
         names = [self._names[token_id] for token_id in token_ids]
         if self._any_normalized or any(self._marks.isdisjoint(name) for name in names):
             return True
@@ -152,14 +161,16 @@ class SpecialTokens:
         start = len(content) - len(content.lstrip())
         nothing = NOTHING
         if self._any_single_word:
-            # Beside a letter, such a token is none.
+            # Beside a letter, such a token isn't recognised.
             nothing = f"{text[0]}{NOTHING}{text[-1]}"
         return content[:start] + nothing + content[start + len(text) :]
 
     def _escaped_role(self, role: str, escapes: Escapes) -> str:
         """Escape marks in a role. Templates make special tokens of roles by design: `"<|" ~ role ~
-        "|>"`. A name has letters and digits; a mark in one can only end a token and start
-        another."""
+        "|>"`.
+
+        A name has letters and digits. A mark in it can only end one token and start another.
+        """
         at = [match.start() for match in self._occurrences(role)]
         at += [
             index
@@ -181,7 +192,7 @@ class SpecialTokens:
         return escapes.escape(content, at)
 
     def _occurrences(self, text: str) -> Iterator[re.Match[str]]:
-        """Occurrences of names of special tokens, overlapping ones too."""
+        """Yield occurrences of names of special tokens, overlapping ones too."""
         if self._pattern is None:
             return
         for window in range(0, len(text), WINDOW_CHARS):
@@ -193,8 +204,11 @@ class SpecialTokens:
                 start = match.start() + 1
 
     def _open_ends(self, content: str) -> list[int]:
-        """Places where a content ends with the start of a name, or starts with the end of one,
-        white space around it aside: what comes next to it may be the rest."""
+        """Return places at which a content ends with the start of a name, or starts with the end of
+        one.
+
+        White space around it is ignored: the text beside it may be the rest.
+        """
         first, last = len(content) - len(content.lstrip()), len(content.rstrip())
         at = []
         for end in {len(content), last}:
@@ -212,8 +226,10 @@ class SpecialTokens:
     # -- after rendering
 
     def find(self, text: str, escapes: Escapes | None = None) -> list[SpecialSpan]:
-        """The special tokens that the tokenizer would recognise in `text`, in order; none that
-        has a stand-in."""
+        """Return the special tokens that the tokenizer would recognise in `text`, in order.
+
+        Tokens with a stand-in are left out.
+        """
         encoding = library.encode(self._finder, text, is_quick=self._is_quick)
         spans = [
             SpecialSpan(*offsets, self._found[token_id])
@@ -232,9 +248,9 @@ class SpecialTokens:
         *,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """Token ids of `text`, in which `spans` are special tokens and nothing else is.
+        """Return the token ids of `text`, in which exactly `spans` are special tokens.
 
-        Raises `InvalidPromptError` if the model spells a special token all the same, and
+        Raises `InvalidPromptError` if the model spells a special token even so, and
         `PromptTooLongError` for more than `max_tokens`.
         """
         if escapes.is_empty and not self._spelled:
@@ -264,7 +280,7 @@ class SpecialTokens:
         return ids
 
     def _core(self, text: str, span: SpecialSpan) -> tuple[int, int]:
-        """Start and end of the span without the white space that the token takes with it."""
+        """Return start and end of the span without the white space that the token takes with it."""
         found, name = text[span.start : span.end], self._names[span.token_id]
         if (index := found.find(name)) >= 0:
             return span.start + index, span.start + index + len(name)
@@ -273,19 +289,21 @@ class SpecialTokens:
     # -- the tokenizer of secret names
 
     def _secret_name(self, token_id: int) -> str:
-        # Starts and ends as the name does, so what stands beside it finds the same neighbours. With
-        # text beside it, it is nowhere the secret name of a longer token: each has its number.
+        # It starts and ends like the name, so text beside it has the same neighbours. It can't be
+        # part of a longer token's secret name: each has its number.
         name = self._names[token_id]
         return f"{name}{self._secret}-{token_id}-{name}"
 
     def _spelled_by_the_model(self) -> set[str]:
-        """Names of special tokens that are words of the model, too, and come out of their text."""
+        """Return names of special tokens that the model also has as words, and makes of their
+        text.
+        """
         model, plain = self._backend.model, self._over(self._backend.model)
         return {
             name
             for token_id, name in self._names.items()
             if token_id != self._unknown_id and model.id_to_token(token_id) == name
-            # The text alone shows whether merges lead there. One character is spelled by
+            # Only encoding the text shows whether merges lead there. One character is spelled by
             # itself, or stands for a byte.
             if not isinstance(model, models.BPE)
             or (len(name) > 1 and token_id in plain.encode(name, add_special_tokens=False).ids)
@@ -294,8 +312,9 @@ class SpecialTokens:
     def _with_secret_names(
         self, added: Mapping[int, AddedToken]
     ) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
-        """A tokenizer that knows special tokens by their secret names alone, and the true ids of
-        its added tokens."""
+        """Return a tokenizer that knows special tokens only by secret names, and the true ids of
+        its added tokens.
+        """
         model = self._backend.model
         if self._spelled:
             model = _renamed(model, {name: f"{name}{self._secret}" for name in self._spelled})
@@ -304,8 +323,8 @@ class SpecialTokens:
             self._secret_name(token_id) if token_id in self._names else token.content: token_id
             for token_id, token in added.items()
         }
-        # New ids are counted on from the size of the vocabulary; where its ids have gaps, one that
-        # is taken may be among them.
+        # New ids are counted on from the size of the vocabulary. If its ids have gaps, one of these
+        # may be taken.
         start = size = inner.get_vocab_size()
         while taken := [
             token_id
@@ -335,7 +354,7 @@ def _is_special(token: AddedToken) -> bool:
 
 
 def _is_plain(char: str) -> bool:
-    """Whether a character may be part of a name that no mark is hidden in."""
+    """True for a character of words, which can't be part of a mark."""
     return char.isalnum() or char in "_- "
 
 
@@ -345,7 +364,7 @@ def _longest_word(name: str) -> str:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """A pattern that matches the first of `names` to come, in one look at each character."""
+    """Return a pattern that matches the first of `names`, looking at each character once."""
     tree: dict[str, Any] = {}
     for name in names:
         node = tree
@@ -360,13 +379,15 @@ def _one_of(chars: Iterable[str]) -> re.Pattern[str]:
 
 
 def _pattern(node: dict[str, Any]) -> str:
-    """Pattern of a tree of characters; where a name ends, what follows it doesn't matter."""
+    """Return the pattern of a tree of characters. Behind the end of a name, nothing more is
+    compared.
+    """
     if not node or "" in node:
         return ""
     branches = []
     for char, below in node.items():
         prefix = re.escape(char)
-        # A chain of single characters is no nesting.
+        # A chain of single characters needs no nesting.
         while len(below) == 1 and "" not in below:
             ((char, below),) = below.items()
             prefix += re.escape(char)
@@ -388,8 +409,7 @@ def _copy(token: AddedToken, content: str) -> AddedToken:
 def _finder(
     backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken]
 ) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
-    """A tokenizer that does nothing but find special tokens, where `backend` would find them; and
-    the true ids of those."""
+    """Return a tokenizer that only finds special tokens, as `backend` would, and their true ids."""
     other = "\0text\0"
     finder = tokenizers.Tokenizer(models.WordLevel({other: 0}, unk_token=other))
     if any(token.normalized for token in added.values()):
@@ -398,7 +418,7 @@ def _finder(
     if any(token.lstrip or token.rstrip for token in names):
         beside = list(added.values())
     else:
-        # Runs of spaces, say, stand in no special token's way, and there are many in a text.
+        # Other tokens, such as runs of spaces, don't affect special tokens, and a text has many.
         chars = {char for token in names for char in token.content}
         beside = [
             token
@@ -416,7 +436,7 @@ def _finder(
 
 
 def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
-    """Id of the token that the model makes of text that it can't spell."""
+    """Return the id of the token that the model makes of text that it can't spell."""
     model: Any = backend.model
     if isinstance(model, models.Unigram):
         unknown = re.search(rb'"unk_id":(\d+)', model.__getstate__()[:200])
@@ -425,7 +445,7 @@ def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
 
 
 def _renamed(model: Any, names: Mapping[str, str]) -> models.Model:
-    """A copy of a model in which words have other names, and no merge leads to them."""
+    """Return a copy of a model in which words have other names, and no merge leads to them."""
     state = json.loads(model.__getstate__())
     vocab = state["vocab"]
     if isinstance(vocab, dict):

@@ -1,4 +1,4 @@
-"""Finds stop strings in a stream of text, without showing any part of one.
+"""Search for stop strings in a stream of text, without delivering any part of one.
 
 Knows text alone; must not know tokens or requests.
 """
@@ -14,19 +14,20 @@ __all__ = ["StopAutomaton", "StopStrings"]
 
 
 class StopAutomaton:
-    """Automaton over the beginnings of some stop strings. It never changes once it is made, so that
-    all completions with the same stop strings share one.
+    """Automaton over the beginnings of some stop strings.
 
-    A state is the longest end of the text that begins some stop; state 0 is the empty one. Making
-    it takes time and memory in proportion to the characters of all stops together.
-
-    Aho and Corasick, "Efficient string matching" (CACM 18:6, 1975).
+    It never changes once it is made, so completions with the same stop strings share one. A state
+    is the longest end of the text that begins some stop; state 0 is the empty one. Making it takes
+    time and memory in proportion to the characters of all stops together. See Aho and Corasick,
+    "Efficient string matching" (CACM 18:6, 1975).
     """
 
     __slots__ = ("_fail", "_goto", "_starts", "depth", "stop_at")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Make it. Raises `InvariantError` unless there are stops, none of them empty."""
+        """Make the automaton. Raises `InvariantError` unless there are stops, none of them
+        empty.
+        """
         if not stops or not all(stops):
             raise InvariantError(f"stop strings must be non-empty, got {stops!r}")
         self.depth: list[int] = [0]
@@ -41,19 +42,21 @@ class StopAutomaton:
         self._starts = re.compile("[" + "".join(map(re.escape, self._goto[0])) + "]")
 
     def step(self, state: int, char: str) -> int:
-        """The state behind `char`. Costs O(1) amortised over a text."""
+        """Return the state behind `char`. Costs O(1) amortised over a text."""
         goto, fail = self._goto, self._fail
         while state and char not in goto[state]:
             state = fail[state]
         return goto[state].get(char, 0)
 
     def may_begin_in(self, text: str) -> bool:
-        """Whether `text` has a first character of any stop."""
+        """True if `text` has the first character of any stop."""
         return self._starts.search(text) is not None
 
     def open_state(self, state: int) -> int:
-        """Longest end of `state` from which a stop goes on: a whole stop that begins no other isn't
-        one."""
+        """Return the longest end of `state` from which a stop goes on.
+
+        A whole stop that begins no other isn't one.
+        """
         while state and not self._goto[state]:
             state = self._fail[state]
         return state
@@ -71,8 +74,9 @@ class StopAutomaton:
         self.stop_at[state] = stop
 
     def _link(self) -> None:
-        """Make fail links, breadth first: the longest proper end of a state that is a state as
-        well."""
+        """Make fail links, breadth first: the longest proper end of a state that is a state
+        itself.
+        """
         queue = list(self._goto[0].values())
         for state in queue:
             for char, child in self._goto[state].items():
@@ -85,14 +89,14 @@ class StopAutomaton:
 class StopStrings:
     """Cuts a text at the first stop string to complete, however the text is chunked.
 
-    Read character by character, the text ends with the first character at which it contains a stop;
-    of several stops that end there the longest counts. Everything before that stop is
-    given out, the stop and all after it never. While nothing has matched, what is held back is
-    exactly the longest end of the text that begins some stop, so at most the longest stop minus one
-    character. Costs O(1) amortised per character.
+    Read character by character, the text ends with the first character at which it contains a stop.
+    The longest of several stops that end there counts. Everything before that stop is delivered,
+    the stop and all behind it never. Without a match, exactly the longest end of the text that
+    begins some stop is held back. So that is at most the longest stop minus one character. Costs
+    O(1) amortised per character.
 
-    With `include` the text is cut behind the stop instead, and nothing is held back. Text may be
-    pushed that no stop can end in: one may then only begin there.
+    With `include` the text is cut behind the stop instead, and nothing is held back. Text may also
+    be pushed in which no stop can end; a stop may begin there.
     """
 
     __slots__ = ("_automaton", "_held", "_include", "_state", "matched")
@@ -106,8 +110,10 @@ class StopStrings:
         self._state = 0
 
     def push(self, text: str, *, may_end: bool = True) -> str:
-        """Take more text; give out what is safe. Unless it `may_end` here, no stop ends in `text`.
-        After a match: raises `InvariantError`."""
+        """Read more text; return what is safe to deliver.
+
+        With `may_end` false, no stop ends in `text`. Raises `InvariantError` after a match.
+        """
         if self.matched is not None:
             raise InvariantError(f"text after the stop string {self.matched!r}: {text!r}")
         if self._state == 0 and not self._automaton.may_begin_in(text):
@@ -115,7 +121,7 @@ class StopStrings:
         return self._scan(text, may_end)
 
     def flush(self) -> str:
-        """The held text, when no more follows; empty after a match."""
+        """Return the held text, when no more follows; empty after a match."""
         held, self._held, self._state = self._held, "", 0
         return held
 

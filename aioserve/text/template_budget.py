@@ -1,11 +1,11 @@
-"""Bounds on what a chat template may do: it is a program that came with a model.
+"""Bounds on the work of a chat template, which is a program that came with a model.
 
-Each rendering has a `Budget`. The template's loops, calls, filters and operators tell it what they
-do, and it ends the rendering at a limit. Knows values of Python and no template.
+Each rendering has a `Budget`. The template's loops, calls, filters and operators report to it, and
+it ends the rendering at a limit. Knows values of Python and no template.
 
-The largest value that a template can hold is bounded too. So what a single operation does with one
-(print it, compare it, sort it) takes a bounded time. Size here is the number of values and
-characters inside, each counted as often as it would be printed: `[x, x]` is twice as large as `x`.
+The largest value that a template can hold is bounded too. So a single operation on one (print it,
+compare it, sort it) takes a bounded time. Size here is the number of values and characters inside,
+each counted as often as it would be printed. So `[x, x]` is twice as large as `x`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ __all__ = ["MAX_WIDTH", "SCOPES", "Budget", "BudgetSpentError"]
 STEPS, STEPS_PER_ITEM = 200_000, 1000
 """Most iterations, calls, filters, operators and values looked at."""
 CHARS, CHARS_PER_ITEM, CHARS_PER_CHAR = 1 << 20, 1 << 12, 32
-"""Most characters and values that are made or printed; the last is for each of the messages'."""
+"""Most characters and values that are made or printed; the last is for each character of the
+messages.
+"""
 MAX_SECONDS = 10.0
-"""Most CPU time of the rendering thread."""
+"""Most CPU time of the rendering thread, in seconds."""
 MAX_CALLS = 100
 """Most calls of macros and loops, one inside the other."""
 MAX_INT_BITS = 1 << 12
 MAX_WIDTH = 1 << 12
-"""Widest column, indent or precision."""
+"""Widest column, indent or precision, in characters."""
 _STEPS_BETWEEN_LOOKS = 32
 _MAX_KEPT = 1 << 17
 _PLAIN = frozenset((bool, float, type(None)))
@@ -37,7 +39,9 @@ _CONTAINERS += (type({}.items()), type({}.keys()), type({}.values()))
 SCOPES = frozenset(("_loop_vars", "_block_vars"))
 """Arguments of the library's own, beside those of a call."""
 _WIDE_FORMAT = re.compile(r"%\([^()]*\(|%(?:\([^()]*\))?[^%a-zA-Z]*(?:\d{5}|\*)")
-"""A width of five digits, or one that is given, behind a key or none; or a key with parentheses."""
+"""Pattern of a width of five digits or one from an argument, possibly behind a key; or of a key
+with parentheses.
+"""
 _WIDE_FIELD = re.compile(r"\{[^{}]*(?:\d{5}|\{)")
 
 
@@ -46,10 +50,10 @@ class BudgetSpentError(Exception):
 
 
 class Budget:
-    """Budget of one rendering of `num_items`, messages and values that come with them, of
-    `num_chars` characters.
+    """Budget of one rendering.
 
-    Methods raise `BudgetSpentError`, and what the operation itself raises.
+    `num_items` counts messages and the values that come with them, and `num_chars` their
+    characters. Methods raise `BudgetSpentError`, and what the operation itself raises.
     """
 
     __slots__ = (
@@ -71,7 +75,7 @@ class Budget:
         self._look_at = _STEPS_BETWEEN_LOOKS
         self._ends = time.thread_time() + MAX_SECONDS
         self._sizes: dict[int, tuple[object, int]] = {}
-        """Sizes of containers by `id`, with the container: so the id stays its own."""
+        """Sizes of containers by `id`, with the container itself, so that its id stays its own."""
 
     # -- work
 
@@ -104,7 +108,7 @@ class Budget:
         self._look_at = min(self._steps + _STEPS_BETWEEN_LOOKS, self._max_steps + 1)
 
     def counted(self, values: Iterable[Any]) -> Iterator[Any]:
-        """The values, each counted as it is taken."""
+        """Yield the values, each counted as it is taken."""
         for value in values:
             self.step()
             yield value
@@ -130,7 +134,7 @@ class Budget:
         return value
 
     def passed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Count what is passed to a call, which may be kept as one value."""
+        """Count the arguments of a call, which may be kept as one value."""
         size = 0
         for value in args:
             if type(value) not in _PLAIN and isinstance(value, _CONTAINERS):
@@ -141,7 +145,7 @@ class Budget:
         self._check_size(size)
 
     def size(self, value: Any) -> int:
-        """Size of a value. Takes time in proportion to it, or none where it is known."""
+        """Return the size of a value. Takes time in proportion to it, or none if it is known."""
         kind = type(value)
         if kind is str:
             return len(value) + 1
@@ -181,19 +185,19 @@ class Budget:
             raise BudgetSpentError(f"it made an int of more than {MAX_INT_BITS} bits")
 
     def check_width(self, width: Any) -> None:
-        """Check a number of columns, of decimals, or of whatever else is filled up."""
+        """Check a number of columns, of decimals, or of other padding."""
         if isinstance(width, int) and width > MAX_WIDTH:
             raise BudgetSpentError(f"it asked for a width of more than {MAX_WIDTH}")
 
     def check_room(self, chars: int) -> None:
-        """Check that so many more characters may be made."""
+        """Check that `chars` more characters may be made."""
         if self._chars + chars > self._max_chars:
             raise BudgetSpentError(f"it wrote more than {self._max_chars} characters")
 
     # -- operations of templates
 
     def text(self, value: Any) -> str:
-        """`value` as it is printed."""
+        """Return `value` as it is printed."""
         if type(value) is str:
             return value
         self.step()
@@ -211,7 +215,7 @@ class Budget:
         return "".join(texts)
 
     def cut(self, value: Any, part: slice) -> Any:
-        """`value[part]`."""
+        """Return `value[part]`."""
         self.step()
         made = value[part]
         if type(made) in _COMMON and (known := self._sizes.get(id(value))) is not None:
@@ -242,7 +246,7 @@ class Budget:
         return self.made(left**right)
 
     def remainder(self, left: Any, right: Any) -> Any:
-        """`left % right`, which formats where `left` is text."""
+        """Return `left % right`, which formats if `left` is text."""
         self.step()
         if isinstance(left, str):
             self.check_format(left, right)

@@ -1,14 +1,14 @@
-"""Compiles and runs chat templates: Jinja2, in the sandbox in which transformers runs them.
+"""Compiler and runtime of chat templates: Jinja2, in the sandbox that transformers uses.
 
-What a template prints is what transformers prints, as the library is the same and is set up in the
-same way. Beside that, the compiled template tells a `Budget` what it does. Must not know messages.
+A template prints what it prints under transformers, as the library is the same and is set up in the
+same way. In addition, the compiled template reports to a `Budget`. Must not know messages.
 
     loops, displays, operators, prints ─┐
     calls, of methods by name too ──────┼─► Budget
     filters and tests ──────────────────┘
 
-Left out are what no chat template has a use for and no budget can bound: filters and methods for
-web pages and bytes, and text drawn at random.
+Features that no chat template needs and no budget can bound are left out: filters and methods for
+web pages and bytes, and random text.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ from aioserve.text.template_filters import (
 __all__ = ["RefusedError", "Template", "TemplateSyntaxError"]
 
 MAX_CODE_CHARS = 1 << 17
-"""Longest program that a template may become, twice that of the longest published one: Python
-compiles it in one go, and other threads wait."""
+"""Most characters of the program that a template becomes, twice that of the longest published one.
+
+Python compiles it in one go, and other threads wait.
+"""
 TemplateSyntaxError = jinja2.TemplateSyntaxError
 _LEFT_OUT_METHODS = frozenset(
     """
@@ -51,16 +53,18 @@ _LEFT_OUT_METHODS = frozenset(
 class Template:
     """A compiled template. Thread-safe.
 
-    Raises `TemplateSyntaxError`, which has a line, and other errors of the compiler (`SyntaxError`,
-    `RecursionError`, `MemoryError`) where templates nest too deeply.
+    Raises `TemplateSyntaxError`, which has a line. Raises other errors of the compiler
+    (`SyntaxError`, `RecursionError`, `MemoryError`) for templates that nest too deeply.
     """
 
     def __init__(self, source: str) -> None:
         self._template = _Environment().from_string(source)
 
     def render(self, budget: Budget, values: Mapping[str, Any]) -> str:
-        """Print the template with these variables. Raises `RefusedError`, `BudgetSpentError`, and
-        whatever operators and filters raise."""
+        """Print the template with these variables.
+
+        Raises `RefusedError`, `BudgetSpentError`, and whatever operators and filters raise.
+        """
         context = cast(BudgetedContext, self._template.new_context(dict(values)))
         context.budget = budget
         pieces: list[str] = []
@@ -70,7 +74,7 @@ class Template:
         return "".join(pieces)
 
     def line_of(self, error: BaseException) -> int | None:
-        """Line of the template that raised an error."""
+        """Return the line of the template that raised an error."""
         line, traceback = None, error.__traceback__
         while traceback is not None:
             if traceback.tb_frame.f_globals.get("environment") is self._template.environment:
@@ -80,7 +84,7 @@ class Template:
 
 
 class _CodeGenerator(CodeGenerator):
-    """Compiles what a template does into calls of its budget."""
+    """Compiles operations of a template into calls of its budget."""
 
     def write_commons(self) -> None:
         super().write_commons()
@@ -95,7 +99,7 @@ class _CodeGenerator(CodeGenerator):
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData):
-            raise nodes.Impossible  # to compute it here would cost nothing of a budget
+            raise nodes.Impossible  # no budget would bound computing it here
         return super()._output_child_to_const(node, frame, finalize)
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
@@ -165,7 +169,7 @@ _CodeGenerator.visit_Mod = _operator("remainder")
 
 
 class _GenerationMarks(Extension):
-    """Marks of the assistant's part, for training: a block that prints what is in it."""
+    """Marks of the assistant's part, for training: a block that prints its content."""
 
     tags: ClassVar[set[str]] = {"generation"}
 
@@ -187,7 +191,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationMarks, loopcontrols],
-            # The optimizer computes what is constant when it compiles, and nothing bounds that.
+            # The optimizer computes constants while compiling, and nothing bounds that.
             optimized=False,
         )
         self.filters = budgeted_filters(self.filters)

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 MAX_FILE_BYTES = 1 << 22
-"""Largest size of a file with a chat template or with names of tokens."""
+"""Largest size of a file with a chat template or with names of tokens, in bytes."""
 MAX_NAMED = 64
 """Most templates in `ADDITIONAL`."""
 ADDITIONAL = "additional_chat_templates"
@@ -37,14 +37,14 @@ _TOKEN_NAMES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 
 
 class NamedSource(NamedTuple):
-    """A template as it is written, and the file that it is from."""
+    """A template's text, and the file that it is from."""
 
     source: str
     origin: str
 
 
 def read_source(file: Path) -> NamedSource:
-    """The template in a file of UTF-8. Raises `ModelError` naming it."""
+    """Return the template in a file of UTF-8. Raises `ModelError` naming it."""
     try:
         return NamedSource(read_file(file, MAX_FILE_BYTES).decode("utf-8"), str(file))
     except UnicodeDecodeError as error:
@@ -52,11 +52,11 @@ def read_source(file: Path) -> NamedSource:
 
 
 def read_sources(directory: Path) -> dict[str, NamedSource]:
-    """Templates by name, `DEFAULT` among them; none where there are none.
+    """Return templates by name, `DEFAULT` among them; empty without any.
 
-    Those in chat_template.jinja and in additional_chat_templates/NAME.jinja, and in their absence
-    `chat_template` of tokenizer_config.json: a string, or a list of named templates. A single one
-    is the default, whatever its name. Raises `ModelError` naming the file.
+    They are in chat_template.jinja and in additional_chat_templates/NAME.jinja. In their absence,
+    they are `chat_template` of tokenizer_config.json: a string, or a list of named templates. A
+    single one is the default, whatever its name. Raises `ModelError` naming the file.
     """
     sources = _in_files(directory)
     if DEFAULT not in sources:
@@ -73,7 +73,7 @@ def read_sources(directory: Path) -> dict[str, NamedSource]:
 
 
 def read_tokens(directory: Path) -> dict[str, str]:
-    """`bos_token` and its kin, as a template has them."""
+    """Return `bos_token` and the other special tokens, as a template has them."""
     tokens = _special_tokens(_read_config(directory / "special_tokens_map.json"))
     return tokens | _special_tokens(_read_config(directory / _CONFIG))
 
@@ -116,7 +116,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens of a config, each a string or an object with `content`."""
+    """Return the special tokens of a config, each a string or an object with `content`."""
     tokens = {}
     for name in _TOKEN_NAMES:
         value = config.get(f"{name}_token")

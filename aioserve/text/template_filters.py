@@ -1,6 +1,6 @@
 """Filters, tests, methods and globals of chat templates, each within the `Budget` of its rendering.
 
-Knows what each makes of its arguments, as far as that may be larger than they are. Must not know
+Knows the sizes of their results, as far as these may be larger than the arguments. Must not know
 how templates are compiled.
 """
 
@@ -31,7 +31,7 @@ __all__ = [
 MAX_INDENT = 64
 _LEFT_OUT = frozenset(("pprint", "striptags", "urlize", "xmlattr"))
 _LOOKERS = ("map", "select", "reject", "selectattr", "rejectattr")
-"""Filters that make as many steps as there are values."""
+"""Filters that make a step for each value."""
 
 
 class RefusedError(Exception):
@@ -49,8 +49,8 @@ class BudgetedContext(Context):
         return context
 
 
-# -- checks ahead of an operation whose result may be larger than all that it is given. They take
-# the arguments of the operation, and may return others in their place.
+# -- checks before an operation whose result may be larger than its input. They take the operation's
+# arguments, and may return others in their place.
 
 
 def _check_width(budget: Budget, text: Any, width: Any = 0, *more: Any) -> None:
@@ -86,7 +86,7 @@ METHODS: Mapping[str, Callable[..., tuple[Any, ...] | None]] = {
     "rjust": _check_width,
     "zfill": _check_width,
 }
-"""Checks of methods of str by name. They are given the text, and what the method is."""
+"""Checks of methods of str by name. They are given the text, and the method's arguments."""
 
 
 def _check_batch(budget: Budget, value: Any, linecount: Any, fill_with: Any = None) -> None:
@@ -151,7 +151,7 @@ _FILTERS: Mapping[str, Callable[..., tuple[Any, ...] | None]] = {
 
 
 def budgeted_filters(filters: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The library's filters, within budgets, and `tojson` as transformers has it."""
+    """Return the library's filters, within budgets, and transformers' `tojson`."""
     kept = {name: _filter(name, filters[name]) for name in filters if name not in _LEFT_OUT}
     return kept | {"tojson": _to_json, "sum": _sum}
 
@@ -176,7 +176,7 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def budgeted_test(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A test of the library, within a budget."""
+    """Return a test of the library, within a budget."""
     passed = _passed(function)
 
     @jinja2.pass_context
@@ -188,8 +188,9 @@ def budgeted_test(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _passed(function: Callable[..., Any]) -> Callable[[Context], tuple[Any, ...]]:
-    """Return a function for the values that the library passes to a filter or test ahead of its
-    arguments."""
+    """Return a function for the values that the library passes to a filter or test before its
+    arguments.
+    """
     kind = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
     if kind == "context":
         return lambda context: (context,)
@@ -210,7 +211,7 @@ def _sum(context: BudgetedContext, iterable: Any, attribute: Any = None, start: 
     return functools.reduce(budget.add, budget.counted(iterable), start)
 
 
-# -- what transformers adds to the library
+# -- additions of transformers to the library
 
 
 @jinja2.pass_context
@@ -222,7 +223,7 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON: unlike the library's own, nothing is escaped for HTML."""
+    """Return JSON. Unlike the library's own filter, it escapes nothing for HTML."""
     budget = context.budget
     size = budget.size(x)
     if indent is not None:
@@ -263,7 +264,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """Variables that a template may change; none begins with an underscore."""
+    """Variables that a template may change; no name begins with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, args = args[0], args[1:]
@@ -277,7 +278,7 @@ class _Namespace(Namespace):
         super().__setitem__(name, value)
 
     def __repr__(self) -> str:
-        # What it has may have it in turn, many times over.
+        # Its values may contain it in turn, many times over.
         return "<Namespace>"
 
 

@@ -1,11 +1,11 @@
-"""Text or bytes that each token id adds, worked out from a tokenizer's decoder.
+"""Text or bytes that each token id adds, from a tokenizer's decoder.
 
-Knows the decoders that generative tokenizers use (byte-level BPE, SentencePiece with Metaspace or
-Replace, byte fallback, or none at all) well enough to take them apart: the text of a run of ids is
-then the pieces of its ids, put together by a few fixed rules (see `PieceTable`). Calling the
-library's `decode` on a sliding window instead costs several times more per token, and can't be
-right for every sequence: one invalid byte changes how the whole run of byte tokens before it
-decodes. A decoder outside this set is refused at load. Must not know about requests or streams.
+Knows the decoders that generative tokenizers use: byte-level BPE, SentencePiece with Metaspace or
+Replace, byte fallback, or none at all. It takes them apart. The text of a run of ids is then the
+pieces of its ids, put together by a few fixed rules (see `PieceTable`). Calling the library's
+`decode` on a sliding window costs several times more per token. It also can't be right for every
+sequence: one invalid byte changes how the whole run of byte tokens before it decodes. Other
+decoders are refused at load. Must not know about requests or streams.
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ from aioserve.errors import InvariantError, UnsupportedModelError
 __all__ = ["Piece", "PieceTable"]
 
 Piece = str | bytes | None
-"""Text of a token; or its raw bytes, which count only together with their neighbours'; or None
-for a token that adds nothing (special, or not in the vocabulary)."""
+"""Text of a token, or its raw bytes, which count only together with their neighbours'. None for a
+token that adds nothing (special, or not in the vocabulary).
+"""
 
 MAX_NAMED_STEPS = 10
 _MAX_TOKEN_ID = 2**32 - 1
 NUM_READY = 4096
-"""Number of ids, from 0 on, with pieces from the start: a vocabulary of merges begins with the
-commonest, and a step that brings new tokens would wait for each."""
+"""Ids, from 0 on, whose pieces are made at the start. A vocabulary of merges begins with the
+commonest, and a step with new tokens would wait for each.
+"""
 # The second form is what Rust's number parser, which the tokenizers library uses, also accepts.
 _BYTE_TOKEN = re.compile(r"<0x(?:[0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
 
 class PieceTable(dict[int, Piece]):
-    """Pieces by token id, filled on first use but for the first ids; look them up with
+    """Pieces by token id, made on first use except for the first ids; look them up with
     `table[token_id]`.
 
-    The text of a sequence is its pieces (None skipped) in order, where
+    The text of a sequence is its pieces (None skipped) in order, by these rules:
 
-    - with `byte_level`, every piece is bytes and the text is their UTF-8 decode, invalid
-      sequences replaced by U+FFFD (maximal subparts, as Rust's lossy conversion does);
-    - otherwise pieces are text, except that a maximal run of bytes pieces is decoded as UTF-8 if
-      all of it is valid, and is one U+FFFD per byte if not;
-    - the first piece is `first(token_id)` instead, where the decoder treats it differently;
-    - up to `strip_left` leading `strip_char` are removed from the result.
+    - With `byte_level`, every piece is bytes and the text is their UTF-8 decode. Invalid sequences
+      become U+FFFD (maximal subparts, as in Rust's lossy conversion).
+    - Otherwise pieces are text, except in runs of bytes pieces. A maximal run is decoded as UTF-8
+      if all of it is valid, else it is one U+FFFD per byte.
+    - The first piece is `first(token_id)` instead, if the decoder treats it differently.
+    - Up to `strip_left` leading `strip_char` are removed from the result.
 
-    `texts` has the text of each piece used so far that is the same beside any others: all but
-    bytes that are part of a character, or of a run.
+    Texts of pieces used so far that don't depend on neighbours are in `texts`. Only bytes that are
+    part of a character, or of a run, are missing.
 
     Raises `UnsupportedModelError` for a decoder that doesn't fit these rules. Safe to use from
     several threads: a lost race computes the same piece twice.
@@ -86,7 +88,7 @@ class PieceTable(dict[int, Piece]):
         return piece
 
     def first(self, token_id: int) -> Piece:
-        """The piece of a token that nothing but None pieces came before."""
+        """Return the piece of a token that only None pieces came before."""
         return self._piece(token_id, self._first)
 
     def _piece(self, token_id: int, transforms: list[Callable[[str], str]]) -> Piece:
@@ -157,7 +159,7 @@ class PieceTable(dict[int, Piece]):
 
 
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    """The decoder as a flat list of its JSON steps; empty when there is none."""
+    """Return the decoder as a flat list of its JSON steps; empty without a decoder."""
     decoder: Any = backend.decoder
     if decoder is None:
         return []
@@ -171,10 +173,10 @@ def _flatten(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level BPE, as GPT-2 defined it.
+    """Return the bytes of byte-level BPE by their characters, as GPT-2 defined them.
 
-    Printable Latin-1 characters stand for their own byte; the other bytes, in order, are written
-    as the characters from U+0100 on.
+    Printable Latin-1 characters stand for their own byte. The other bytes, in order, are written as
+    the characters from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -187,8 +189,9 @@ _BYTE_OF = _byte_alphabet()
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """Bytes of a token. One outside the alphabet (an added one, say) stands for its own UTF-8
-    bytes."""
+    """Return the bytes of a token. A token outside the alphabet (an added one, say) is its own
+    UTF-8 bytes.
+    """
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:

@@ -1,4 +1,4 @@
-"""A model directory's tokenizer: text to ids and back.
+"""Tokenizer of a model directory: text to ids and back.
 
 Wraps the `tokenizers` library over `tokenizer.json`. Knows that file alone; must not know torch,
 requests or streams. Truncation and padding are switched off at load and nothing changes afterwards,
@@ -30,8 +30,10 @@ SOURCES = ("tokenizer.model", "vocab.json")
 
 
 def why_no_tokenizer(path: Path | str) -> str | None:
-    """Reason why no tokenizer can be read from the model directory `path`, and what to do; None if
-    there is a file to read."""
+    """Return why no tokenizer can be read from the model directory `path`, and what to do.
+
+    None if there is a file to read.
+    """
     directory = Path(path)
     if (directory / "tokenizer.json").is_file():
         return None
@@ -50,11 +52,12 @@ def why_no_tokenizer(path: Path | str) -> str | None:
 
 
 class Tokenizer:
-    """Encodes and decodes; thread-safe.
+    """Encoder and decoder of text; thread-safe.
 
-    `backend` must not be changed by anyone afterwards; tokens in it that end answers are made
-    special ones. `source` names it in error messages.
-    `vocab_size` is one past its highest id; leave it out if it isn't known.
+    Nothing may change `backend` afterwards; its tokens that end answers are made special. In error
+    messages, `source` names it. One past its highest id is `vocab_size`; leave it out if it isn't
+    known.
+
     Raises `UnsupportedModelError` for a decoder that can't be streamed exactly, for dropout, and
     for steps that multiply a text.
     """
@@ -75,7 +78,7 @@ class Tokenizer:
                 "draws the tokens of a text anew each time"
             )
         self.is_quick: bool = is_quick(backend, source)
-        """True if short texts are encoded in no time. If false, encode on a thread alone."""
+        """True if short texts are encoded in no time. If false, encode only on a thread."""
         self._backend = backend
         self._source = source
         self.pieces: PieceTable = PieceTable(backend, source)
@@ -105,13 +108,15 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:
-        """Special tokens, kept apart from the text of messages. Made when first used, which may
-        take a while: use it in a thread."""
+        """Special tokens, kept apart from the text of messages.
+
+        Made when first used, which may take a while: use it in a thread.
+        """
         return SpecialTokens(self._backend, self._source, is_quick=self.is_quick)
 
     @cached_property
     def frame(self) -> tuple[int, int]:
-        """How many special tokens stand before and behind a text that is encoded with them."""
+        """Number of special tokens before and behind a text that is encoded with them."""
         plain = self.encode("a", add_special_tokens=False)
         framed = self.encode("a")
         for before in range(len(framed) - len(plain) + 1):
@@ -120,25 +125,26 @@ class Tokenizer:
         return 0, 0
 
     def id_of(self, token: str) -> int | None:
-        """Id of the token of that name; None where the vocabulary has no such token."""
+        """Return the id of the token of that name; None if the vocabulary doesn't have it."""
         return self._backend.token_to_id(token)
 
     def special_among(self, names: Iterable[str]) -> dict[int, str]:
-        """Names among `names` that are special tokens, by their ids."""
+        """Return the special tokens among `names`, by their ids."""
         return {self._special[name]: name for name in names if name in self._special}
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> list[int]:
-        """Token ids of `text`; with `add_special_tokens`, framed as the model expects (BOS, say).
+        """Return the token ids of `text`; with `add_special_tokens`, framed as the model expects
+        (BOS, say).
 
         Special tokens that are written out in `text` are recognised. Raises `InvalidPromptError` if
-        `text` isn't a str that can be encoded as UTF-8 (a lone surrogate can't), and
+        `text` isn't a str that can be encoded as UTF-8 (a lone surrogate can't). Raises
         `PromptTooLongError` if it has more than `max_tokens`.
         """
         if not isinstance(text, str):
             raise InvalidPromptError(f"text must be a str, got {type(text).__name__}")
-        text = str.__str__(text)  # of a subclass, what it holds and not what it says
+        text = str.__str__(text)  # the characters of a subclass, not what its methods say
         check(InvalidPromptError, "add_special_tokens", add_special_tokens, boolean)
         try:
             return library.encode_ids(
@@ -152,7 +158,7 @@ class Tokenizer:
             raise InvalidPromptError(f"text can't be encoded as UTF-8: {_why(text)}") from error
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
-        """Ids of `word` as it is written at the start of a text, and behind a space.
+        """Return the ids of `word` at the start of a text, and behind a space.
 
         A vocabulary may have other ways to the same text; these are the ones that a model takes.
         """
@@ -161,30 +167,39 @@ class Tokenizer:
         return [ids for ids in dict.fromkeys(every) if ids]
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of a text that UTF-8 can encode, without any frame and of any length."""
+        """Return the ids of a text that UTF-8 can encode, without special tokens and of any
+        length.
+        """
         return library.encode_ids(self._backend, text, is_quick=self.is_quick)
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids as of `encode_plain`, and where in `text` each token ends, in characters."""
+        """Return the ids as `encode_plain` does, and the end of each token in `text`, in
+        characters.
+        """
         encoding = library.encode(self._backend, text, is_quick=self.is_quick)
         return encoding.ids, [end for _, end in encoding.offsets]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token writes behind others: the name of a special one, nothing for an id outside
-        the vocabulary. Raises `InvariantError` for what is no id."""
+        """Return what one token writes behind others: the name of a special one, its bytes
+        otherwise.
+
+        Empty for an id outside the vocabulary. Raises `InvariantError` for an invalid id.
+        """
         piece = self.pieces[token_id]
         if piece is None:
             piece = self.special_names.get(token_id, "")
         return piece.encode() if isinstance(piece, str) else piece
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, with U+FFFD for those that are part of a character."""
+        """Return `token_bytes` as text, with U+FFFD for bytes that are part of a character."""
         text = self.pieces.texts.get(token_id)
         return text or self.token_bytes(token_id).decode("utf-8", "replace")
 
     def unlike(self, other: Tokenizer) -> tuple[str, int | None, int | None] | None:
-        """The token that the two don't have under the same id, of several the one with the lowest,
-        with its id here and there (None: it has none); None where there is no such token."""
+        """Return the token with the lowest id that the two tokenizers have under different ids.
+
+        With it come its ids here and there (None: it isn't there). None if there is no difference.
+        """
         here, there = self._vocabulary(), other._vocabulary()
         ids = [
             (min(one for one in pair if one is not None), token, *pair)
@@ -197,10 +212,11 @@ class Tokenizer:
         return self._backend.get_vocab(with_added_tokens=True)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`. Ids outside the vocabulary, as a padded model may give, add nothing.
+        """Return the text of `ids`. Ids outside the vocabulary, which a padded model may produce,
+        add nothing.
 
-        Raises `InvalidPromptError` for what isn't a sequence of at most `MAX_IDS` ints in
-        [0, 2**32).
+        Raises `InvalidPromptError` for anything but a sequence of at most `MAX_IDS` ints in [0,
+        2**32).
         """
         plain = check(InvalidPromptError, "ids", ids, sequence(integer(0, 2**32 - 1), MAX_IDS))
         skip = check(InvalidPromptError, "skip_special_tokens", skip_special_tokens, boolean)

@@ -1,16 +1,16 @@
-"""Reads tokenizer.json without holding the interpreter's lock for long.
+"""Reader of tokenizer.json that never holds the GIL for long.
 
-`tokenizers.Tokenizer.from_file` parses and builds in one call that keeps the lock, a quarter of a
-second and more for a vocabulary of real size, and every event loop of the process stands still
-meanwhile. Nearly all of a large file is the vocabulary and the merges of a BPE model. So these two
-are cut out and parsed in pieces; the library reads the rest, a tokenizer with an empty model in a
-few kilobytes, and is given the model. It takes that through iterators and numbers of ours, and
-where Python code runs other threads may have the lock. One call of the library is left that can't
-be divided: it makes the model's tables, in about a fifth of the time.
+`tokenizers.Tokenizer.from_file` parses and builds in one call that keeps the GIL. For a vocabulary
+of real size, that is a quarter of a second and more, in which every event loop of the process
+stands still. Nearly all of a large file is the vocabulary and the merges of a BPE model. So these
+two are cut out and parsed in pieces. The library reads the rest, a tokenizer with an empty model in
+a few kilobytes, and is given the model. It takes that through iterators and numbers of ours, and
+other threads may take the GIL while Python code runs. One call of the library is left that can't be
+divided. It makes the model's tables, in about a fifth of the time.
 
-A file that isn't of this form (another kind of model, say) is read by the library as it is, which
-is also what finds fault with a malformed one. Both ways give the same tokenizer. Knows the format
-of the file, and not what tokens mean.
+A file of another form (another kind of model, say) is read by the library as a whole. The library
+also reports the fault of a malformed one. Both ways give the same tokenizer. Knows the format of
+the file, and not what tokens mean.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from aioserve.json_file import read_file
 __all__ = ["MAX_FILE_BYTES", "one_past_highest_id", "parse_tokenizer", "read_tokenizer"]
 
 MAX_FILE_BYTES = 64 << 20
-"""Largest tokenizer.json; a larger one is refused unread. The largest in use have half of it."""
+"""Most bytes of a tokenizer.json; a larger one is refused unread. The largest in use have half of
+that.
+"""
 
 _PIECE = 2000
 """Entries that are parsed in one call, which takes about a millisecond."""
@@ -57,7 +59,7 @@ _Span = tuple[int, int]
 
 
 def _pattern(template: bytes) -> re.Pattern[bytes]:
-    """Pattern from JSON as a template: `_` is space, `"` a string. Nothing in it is tried twice."""
+    """Make a pattern from a template of JSON: `_` is space, `"` a string. It never backtracks."""
     parts = {b"_": rb"[ \t\n\r]*+", b'"': rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'}
     return re.compile(re.sub(rb'[_"]', lambda part: parts[part[0]], template), re.DOTALL)
 
@@ -81,7 +83,7 @@ _added = msgspec.json.Decoder(list[dict[str, Any]])
 
 
 class _OtherForm(Exception):
-    """The file isn't of the form that can be read in pieces. It may be valid all the same."""
+    """The file isn't of the form that can be read in pieces. It may still be valid."""
 
 
 class _EndsTheProcess(ValueError):
@@ -89,7 +91,7 @@ class _EndsTheProcess(ValueError):
 
 
 def read_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, int]:
-    """The tokenizer in `file`, and one past the highest id that it has.
+    """Return the tokenizer in `file`, and one past its highest id.
 
     Raises `ModelError` naming the file if it is too large or can't be read.
     """
@@ -97,7 +99,7 @@ def read_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, int]:
 
 
 def parse_tokenizer(data: bytes, source: str) -> tuple[tokenizers.Tokenizer, int]:
-    """As `read_tokenizer`, of what a file holds; `source` names it in errors."""
+    """Do as `read_tokenizer` for a file's contents; `source` names it in errors."""
     try:
         try:
             return _read_in_pieces(data)
@@ -112,7 +114,7 @@ def parse_tokenizer(data: bytes, source: str) -> tuple[tokenizers.Tokenizer, int
 
 
 def one_past_highest_id(backend: tokenizers.Tokenizer) -> int:
-    """One past the highest id, added tokens included. Asks for the whole vocabulary."""
+    """Return one past the highest id, added tokens included. Reads the whole vocabulary."""
     return 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
@@ -124,7 +126,7 @@ def _read_whole(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
 
 
 def _read_in_pieces(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
-    """Read `data` in pieces. Raises `_OtherForm` where only the library may tell what is in it."""
+    """Read `data` in pieces. Raises `_OtherForm` if only the library can tell what is in it."""
     scan = _Scan(data)
     rest = b"".join(scan.rest())
     try:
@@ -135,13 +137,13 @@ def _read_in_pieces(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
         merges: Any = _Merges(data, scan.merges, rest_model.continuing_subword_prefix or "")
         options = {name: getattr(rest_model, name) for name in _OPTIONS}
         given = {name: value for name, value in options.items() if value is not None}
-        # Read last, between the two halves of what can't be divided otherwise.
+        # Read last, between the two halves of the call that can't be divided otherwise.
         model: Any = models.BPE(vocab, merges, **given, dropout=_Number(0))
         model.dropout = rest_model.dropout
         backend.model = model
-        # Last, as the library does it: those without an id in the vocabulary get one each.
+        # Last, as in the library: tokens without an id in the vocabulary get one each.
         backend.add_tokens(added)
-    # What else is wrong is the library's to say, of the whole file.
+    # The library reports all other faults, of the whole file.
     except BaseException as error:
         if isinstance(error, _EndsTheProcess) or not _is_of_the_library(error):
             raise
@@ -150,14 +152,18 @@ def _read_in_pieces(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
 
 
 def _is_of_the_library(error: BaseException) -> bool:
-    """Whether the library raised it: bare Exception for a malformed file, or a panic, which isn't
-    even that."""
+    """True if the library raised it: a bare Exception for a malformed file, or a panic, which isn't
+    even an Exception.
+    """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _check_merge(right: str, prefix: str) -> None:
-    """Refuse a merge that ends the process. The library cuts as many bytes off its right part as
-    the prefix has; within a character, that is no error that can be caught."""
+    """Refuse a merge that ends the process.
+
+    The library cuts as many bytes off its right part as the prefix has. Within a character, that
+    can't be caught as an error.
+    """
     part, cut = right.encode(), len(prefix.encode())
     if len(part) < cut or part[cut : cut + 1] in _WITHIN:
         raise _EndsTheProcess(
@@ -177,7 +183,7 @@ def _check_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _added_tokens(listed: bytes) -> list[AddedToken]:
-    """The file's added tokens in its order."""
+    """Return the file's added tokens in its order."""
     if not listed:
         return []
     model = '{"type": "BPE", "vocab": {}, "merges": []}'
@@ -185,14 +191,14 @@ def _added_tokens(listed: bytes) -> list[AddedToken]:
         f'{{"added_tokens": {listed.decode()}, "model": {model}}}'
     )
     tokens = [token for _, token in sorted(backend.get_added_tokens_decoder().items())]
-    # One that is there twice, or is empty, has rules of its own.
+    # Duplicates and empty ones have rules of their own.
     if [token.content for token in tokens] != [entry["content"] for entry in _added.decode(listed)]:
         raise _OtherForm
     return tokens
 
 
 def _vocab(data: bytes, pieces: list[_Span]) -> tuple[dict[str, Any], int]:
-    """Token -> id, and one past the highest id."""
+    """Return the vocabulary, token to id, and one past the highest id."""
     vocab: dict[str, Any] = {}
     size = 0
     for start, end in pieces:
@@ -205,7 +211,7 @@ def _vocab(data: bytes, pieces: list[_Span]) -> tuple[dict[str, Any], int]:
 
 
 class _Number:
-    """A number that lets other threads have the lock when it is read."""
+    """A number that lets other threads take the GIL when it is read."""
 
     def __init__(self, value: int) -> None:
         self._value = value
@@ -236,7 +242,7 @@ class _Merges(Sequence[tuple[str, str]]):
     def _parse(self, piece: bytes) -> list[tuple[str, str]]:
         if _PAIRS.match(piece, 1):
             return _pairs.decode(piece)
-        # A header is in the files that the other form comes from.
+        # Files of the other form may have a header.
         lines = [line for line in _lines.decode(piece) if not line.startswith("#version")]
         return [(left, right) for left, right in (line.split(" ") for line in lines)]
 
@@ -248,7 +254,7 @@ class _Merges(Sequence[tuple[str, str]]):
 
 
 class _Scan:
-    """Places in a file of the parts that are cut out, each found in pieces."""
+    """Places of the parts that are cut out of a file, each found in pieces."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -273,7 +279,7 @@ class _Scan:
             raise _OtherForm
 
     def rest(self) -> Iterator[bytes]:
-        """The file with nothing in place of the parts."""
+        """Yield the file with empty parts in place of those cut out."""
         position = 0
         for (start, end), empty in sorted(self._holes):
             yield self._data[position:start]
@@ -296,7 +302,9 @@ class _Scan:
         return kind
 
     def _keys(self) -> Iterator[str]:
-        """Keys of the object that begins here; the caller moves behind the value of each."""
+        """Yield the keys of the object that begins here; the caller moves behind the value of
+        each.
+        """
         seen: set[str] = set()
         self._take(b"{")
         while True:
@@ -314,7 +322,7 @@ class _Scan:
         self._take(b"}")
 
     def _cut(self, brackets: bytes, entries: re.Pattern[bytes]) -> list[_Span]:
-        """Cut out what begins here from the rest; return the runs of its entries."""
+        """Cut the value that begins here out of the rest; return the runs of its entries."""
         start = self._position
         self._take(brackets[:1])
         runs: list[_Span] = []

@@ -1,7 +1,7 @@
-"""Marks that a chat template closes turns with, beside the tokens that end answers.
+"""Marks with which a chat template closes turns, beside the tokens that end answers.
 
-A model writes what its template wrote in training. Where that closes a turn with a token that ends
-no answer, the model writes the token and goes on with turns of its own.
+A model writes what its template wrote in training. If that closes a turn with a token that doesn't
+end answers, the model writes the token and goes on with turns of its own.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ _WRITTEN_MARK = re.compile("<[|\uff5c][^<>|\uff5c]+[|\uff5c]>")
 def unended_mark(
     template: ChatTemplate, tokenizer: Tokenizer, end_ids: Collection[int]
 ) -> str | None:
-    """Name of the mark behind the assistant's turns that is none of `end_ids`. None where an answer
-    ends there, where no mark closes turns, and where the template doesn't take these turns."""
+    """Return the name of the mark behind the assistant's turns, if it is none of `end_ids`.
+
+    None if an answer ends there, if no mark closes turns, and if the template doesn't take these
+    turns.
+    """
     marks: list[str] = []
     for messages in (_TURN, [*_TURN, _TURN[0]]):
         mark = _mark_behind(template, tokenizer, messages)
@@ -40,7 +43,7 @@ def unended_mark(
 def _mark_behind(
     template: ChatTemplate, tokenizer: Tokenizer, messages: list[dict[str, str]]
 ) -> str | None:
-    """The first mark that is written behind the answer."""
+    """Return the first mark that is written behind the answer."""
     try:
         text = template.render(messages, add_generation_prompt=False)
     except (InvalidPromptError, RequestFailedError):

@@ -1,4 +1,4 @@
-"""Tells content, reasoning and tool calls of a completion apart while it is written.
+"""Parsers that separate content, reasoning and tool calls of a completion while it is written.
 
-Knows the forms in which families of models write these. Must not know tokens or requests.
+Know the forms in which families of models write these. Must not know tokens or requests.
 """

@@ -1,7 +1,7 @@
-"""Types of the arguments of functions, as the JSON schemas of tools say them.
+"""Types of the arguments of functions, from the JSON schemas of tools.
 
-For families of models that write values without saying what they are: `5` is a number where the
-schema asks for one, and a string where it asks for that. Knows no family.
+They are for families of models that write values without their types: `5` is a number or a string,
+whichever the schema asks for. Knows no family.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from urllib.parse import unquote
 __all__ = ["ANY", "STRING", "ArgumentTypes", "resolved", "types_of", "written"]
 
 ANY: frozenset[str] = frozenset(["string", "number", "boolean", "null", "object", "array"])
-"""JSON's types; integers are numbers."""
+"""Types of JSON; integers are numbers."""
 STRING: frozenset[str] = frozenset(["string"])
 MAX_STEPS = 32
 """Most references and alternatives that are followed into each other."""
 _PYTHONS = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
-"""Words and brackets that models write for those of JSON."""
+"""Words and brackets of JSON, by those of Python that models write for them."""
 MAX_PYTHON_CHARS = 20_000
-"""Longest value that is looked at for one that is written as Python writes it."""
+"""Most characters of a value that is tried as a Python literal."""
 _PYTHON_PART = re.compile(
     r"""(?s: '(?P<single>(?:[^'\\]|\\.)*+)' | "(?P<double>(?:[^"\\]|\\.)*+)" )
     | (?P<word> \b(?:True|False|None)\b | [()] ) | ,(?P<last> (?=\s*[\])}]) ) | \\.""",
@@ -34,10 +34,10 @@ _PYTHON_ESCAPES |= {"0": "\0", "\n": "", "'": "'", '"': '"', "\\": "\\"}
 
 
 class ArgumentTypes:
-    """Types of arguments, by function and name. Those that nothing is known of may be any."""
+    """Types of arguments, by function and name. An unknown argument may have any type."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        """`tools` as a chat template has them; what is no schema says nothing."""
+        """Read the types of `tools`, in a chat template's form. Invalid schemas are ignored."""
         self._parameters: dict[object, Mapping[str, Any]] = {}
         for tool in tools:
             function = _object(tool.get("function"))
@@ -53,7 +53,7 @@ class ArgumentTypes:
 
 
 def types_of(schema: object, root: Mapping[str, Any], steps: int = 0) -> frozenset[str]:
-    """Types of the values that a schema may take; `root` is what its references lead into."""
+    """Return the types of the values that a schema allows. References lead into `root`."""
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or steps > MAX_STEPS:
         return ANY
@@ -80,7 +80,7 @@ def types_of(schema: object, root: Mapping[str, Any], steps: int = 0) -> frozens
 
 
 def resolved(schema: object, root: Mapping[str, Any]) -> object:
-    """The schema that one with nothing but a reference leads to, or itself."""
+    """Return the schema that a reference leads to, or `schema` itself."""
     for _ in range(MAX_STEPS):
         if not isinstance(schema, dict) or not isinstance(ref := schema.get("$ref"), str):
             return schema
@@ -92,9 +92,11 @@ def resolved(schema: object, root: Mapping[str, Any]) -> object:
 
 
 def written(text: str, types: frozenset[str]) -> str:
-    """JSON of the value that a model wrote as `text`, in JSON or as Python writes it. Where the
-    types have strings, it is one unless it is another of them; where they have none, unless it is
-    neither."""
+    """Return JSON of the value that a model wrote as `text`, in JSON or as a Python literal.
+
+    If `types` include strings, it is a string unless it is of another of these types. Otherwise it
+    is a string only if it is neither JSON nor a literal.
+    """
     bare = text.strip(" \t\r\n")
     kind = _kind(bare)
     starts = "[{TFN" if "string" in types else "[{TFN('"
@@ -110,7 +112,7 @@ def written(text: str, types: frozenset[str]) -> str:
 
 
 def _translated(part: re.Match[str]) -> str:
-    """A part of what Python writes, as JSON has it."""
+    """Return a part of a Python literal as JSON."""
     if part["word"] is not None:
         return _PYTHONS[part["word"]]
     if part["last"] is not None:
@@ -131,7 +133,7 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 
 def _kind(text: str) -> str | None:
-    """Type of a value in JSON; None for what is none."""
+    """Return the type of a value in JSON; None for text that is no JSON."""
     try:
         return _type_of(json.loads(text, parse_constant=_no_constant, parse_int=float))
     except (ValueError, RecursionError):

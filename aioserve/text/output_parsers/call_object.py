@@ -1,4 +1,4 @@
-"""A tool call as one JSON object: {"name": ..., "arguments": {...}}, read as it comes."""
+"""Reader of a tool call as one JSON object, {"name": ..., "arguments": {...}}, as it comes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ArgumentsReader", "CallReader"]
 
 ARGUMENTS = ("arguments", "parameters")
 OTHERS = ("id", "type")
-"""Further keys that some models write; their values are of no use."""
+"""Further keys that some models write; their values are ignored."""
 MAX_NAME_CHARS = 256
 
 
@@ -21,15 +21,17 @@ class ArgumentsReader:
         self._machine = JsonMachine()
         self._fragments: list[str] = []
         self.is_broken: bool = False
-        """Whether it is not what it must be, or no JSON any more."""
+        """True if it isn't valid JSON, or isn't an object."""
 
     @property
     def is_done(self) -> bool:
         return self._machine.place is Place.DONE
 
     def read(self, text: str, start: int) -> int:
-        """Take what belongs to the object; return where it stopped, which is before the end of the
-        text where the object ends, or isn't one."""
+        """Read the part of the text that belongs to the object; return where it stopped.
+
+        That is before the end of the text if the object ends, or is broken.
+        """
         at = start
         while at < len(text) and not self.is_done:
             if (end := self._machine.read(text, at)) < 0:
@@ -40,21 +42,23 @@ class ArgumentsReader:
         return at
 
     def take(self) -> str:
-        """The arguments that came since this was called last."""
+        """Return the arguments that came since the last call of this method."""
         fragments, self._fragments = self._fragments, []
         return "".join(fragments)
 
 
 class CallReader(ArgumentsReader):
-    """Reads one call from its brace on. The order of keys doesn't matter; there is one name, a str,
-    and one object of arguments. Once both are there, further members may be any JSON, and say
-    nothing."""
+    """Reads one call, from its opening brace on.
+
+    The order of keys doesn't matter. There is one name, a str, and one object of arguments. Once
+    both are there, further members may be any JSON, and are ignored.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.name: str | None = None
         self.has_arguments: bool = False
-        """Whether all arguments are there."""
+        """True if all arguments are there."""
         self._key = ""
         self._keys: set[str] = set()
         self._collected: list[str] | None = None
@@ -64,12 +68,12 @@ class CallReader(ArgumentsReader):
 
     @property
     def has_begun(self) -> bool:
-        """Whether the name is known, and arguments are there."""
+        """True if the name is known, and arguments are there."""
         return self.name is not None and bool(self._in_arguments or self.has_arguments)
 
     @property
     def raw(self) -> str:
-        """All that was read, until the call has begun."""
+        """Text that was read until the call has begun."""
         return "".join(self._raw)
 
     @property
@@ -108,7 +112,7 @@ class CallReader(ArgumentsReader):
         return at
 
     def _fits(self, piece: str, place: Place, depth: int) -> bool:
-        """Whether a piece may be where members of the call are; notes what starts with it."""
+        """True if a piece may stand among the call's members. Records what begins with it."""
         if depth == 0:
             return piece == "{"
         if piece.isspace() and place not in (Place.STRING, Place.KEY_STRING):
@@ -125,7 +129,7 @@ class CallReader(ArgumentsReader):
         return True
 
     def _take_string(self) -> None:
-        """Take a key or the name, which is whole."""
+        """Take a complete key or name."""
         text = json.loads("".join(self._collected or ()))
         self._collected = None
         if self._machine.place is Place.COMMA_OR_END:

@@ -1,4 +1,4 @@
-"""Tells reasoning, content and tool calls of one completion apart as its text comes."""
+"""Reader that separates reasoning, content and tool calls of one completion as its text comes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ __all__ = ["CompletionReader"]
 class CompletionReader:
     """Reader of one completion. Its results, joined, are the same for any pieces of the text.
 
-    `opened` is what the prompt has written of the completion (`opened_by` of the format of
-    reasoning). A form that is None leaves its part in the content. Tool calls within reasoning are
-    none. `types` are those of the arguments of calls. `alone`: behind the reasoning are calls
-    alone, or else a form (`FormOrCallsReader`, but for harmony). Marks among `exact` are
-    special tokens, and marks in these alone: what looks like one elsewhere is text.
+    - `opened` is the part of the completion that the prompt has written (`opened_by` of the format
+      of reasoning).
+    - A `tools` or `reasoning` of None leaves that part in the content. Tool calls within reasoning
+      don't count.
+    - `types` are those of the arguments of calls.
+    - With `alone`, only calls follow the reasoning, or only a form (`FormOrCallsReader`, except for
+      harmony).
+    - Marks among `exact` are special tokens: the same characters typed in ordinary tokens are text.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class CompletionReader:
         elif reasoning is not None:
             self._reasoning = reasoning.reader(opened)
         self._tools: FormOrCallsReader | ToolParser | None = None
-        if tools is HarmonyParser:  # it says of each message what that is
+        if tools is HarmonyParser:  # it tells the kind of each message
             self._tools = HarmonyParser(types=types, has_heads=alone)
         elif tools is not None:
             parser = tools(types=types)
@@ -55,12 +58,13 @@ class CompletionReader:
 
     @property
     def may_reason(self) -> bool:
-        """Whether more reasoning can come."""
+        """True if more reasoning can come."""
         return self._reasoning is not None and not self._reasoning.has_ended
 
     def push(self, text: str, marks: Sequence[int] = ()) -> Parts:
-        """Take more text, in which special tokens begin at the indices `marks`; return what became
-        known."""
+        """Read more text, in which special tokens begin at the indices `marks`; return the new
+        parts.
+        """
         if not text:
             return Parts()
         if self._typed is None:

@@ -33,8 +33,8 @@ class HermesParser(ToolParser):
         {"name": "get_weather", "arguments": {"city": "Oslo"}}
         </tool_call>
 
-    one after the other. The closing tag may be missing at the end, or before the next call; what
-    stands between a call and its closing tag is content.
+    one after the other. The closing tag may be missing at the end, or before the next call. Text
+    between a call and its closing tag is content.
     """
 
     name = "hermes"
@@ -44,7 +44,7 @@ class HermesParser(ToolParser):
 
     @classmethod
     def reads(cls, source: str) -> bool:
-        # Others have the same tag around what is no JSON (Qwen3-Coder, GLM).
+        # Others have the same tag around text that isn't JSON (Qwen3-Coder, GLM).
         others = "<function=", "<arg_key>"
         return HERMES_OPENS in source and not any(mark in source for mark in others)
 
@@ -72,8 +72,8 @@ class Llama3JsonParser(ToolParser):
 
         {"name": "get_weather", "parameters": {"city": "Oslo"}}
 
-    maybe with the token <|python_tag|> before it, behind which a call may also be where content
-    came first. Several have a semicolon, a comma or white space between them.
+    possibly behind the token <|python_tag|>. With that token, a call may also follow content.
+    Several calls have a semicolon, a comma or white space between them.
     """
 
     name = "llama3_json"
@@ -97,7 +97,7 @@ class Llama3JsonParser(ToolParser):
                 held = ""
 
     def _calls(self, raw: str) -> Reading[str]:
-        """Read one call after the other; return white space behind the last."""
+        """Read consecutive calls; return the white space behind the last."""
         while True:
             end = yield from self._call(raw)
             if end is CallEnd.BROKEN:
@@ -120,7 +120,7 @@ class MistralParser(ToolParser):
         [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Oslo"}}]
         [TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]...
 
-    where an id may stand before the arguments: [CALL_ID]VvvODy9mT[ARGS]. What follows the list, or
+    An id may stand before the arguments: [CALL_ID]VvvODy9mT[ARGS]. Text behind the list, or behind
     the arguments, is content.
     """
 
@@ -151,7 +151,7 @@ class MistralParser(ToolParser):
                 raw = yield from self._broken_arguments(MISTRAL_CALLS)
 
     def _list(self, raw: str) -> Reading[tuple[CallEnd, str]]:
-        """Read a list; return how it ended, and white space behind what is taken."""
+        """Read a list; return how it ended, and the white space behind it."""
         raw += yield from self._spaces()
         while True:
             end = yield from self._call(raw)
@@ -180,15 +180,14 @@ class MistralParser(ToolParser):
 
 
 class DeepSeekV31Parser(ToolParser):
-    """Reads tool calls as DeepSeek V3.1 writes them, with full-width bars and without the
-    breaks of lines:
+    """Reads tool calls as DeepSeek V3.1 writes them, with full-width bars and without line breaks:
 
         <|tool▁calls▁begin|>
         <|tool▁call▁begin|>get_weather<|tool▁sep|>{"city": "Oslo"}<|tool▁call▁end|>
         <|tool▁calls▁end|>
 
-    with any number of calls. The marks around all of them may be missing, and so may that of the
-    end of a call; what stands between a call and that is content.
+    with any number of calls. The outer marks may be missing, and so may the end mark of a call.
+    Text between a call and its end mark is content.
     """
 
     name = "deepseek_v31"
@@ -230,7 +229,7 @@ class DeepSeekV31Parser(ToolParser):
                 marks = (*begins, *ends)
 
     def _named(self, raw: str) -> Reading[CallEnd]:
-        """Read a call behind its mark; `raw` is what led to it."""
+        """Read a call behind its mark; `raw` is the text that led to it."""
         name, before = yield from self._head()
         raw += before
         if not name or (yield from self._next()) != "{":
@@ -240,20 +239,19 @@ class DeepSeekV31Parser(ToolParser):
         return (yield from self._arguments())
 
     def _head(self) -> Reading[tuple[str, str]]:
-        """Take what is before the arguments; return the name, empty where there is none, and all
-        that was taken."""
+        """Read up to the arguments; return the name, empty without one, and all that was read."""
         name = yield from self._word()
         mark = yield from self._one_of(DEEPSEEK_SEP)
         spaces = yield from self._spaces()
         return name if mark else "", name + mark + spaces
 
     def _behind(self) -> Reading[str]:
-        """Take white space behind the arguments; return it."""
+        """Read the white space behind the arguments; return it."""
         return (yield from self._spaces())
 
 
 class DeepSeekV3Parser(DeepSeekV31Parser):
-    """Reads tool calls as DeepSeek V3 and R1 write them: as those of V3.1, but for a call:
+    """Reads tool calls as DeepSeek V3 and R1 write them: as V3.1 does, with a different call:
 
         <|tool▁call▁begin|>function<|tool▁sep|>get_weather
         ```json
@@ -292,8 +290,8 @@ class JsonCallsParser(ToolParser):
         [{"name": "get_weather", "arguments": {"city": "Oslo"}}]
         {"name": "get_weather", "arguments": {"city": "Oslo"}}
 
-    without any mark. No family of models writes this by itself: it is what a schema of calls asks
-    for. What follows the list, or the call, is content. Ids are such as every template takes.
+    without any mark. No family of models writes this by itself: a schema of calls asks for it. Text
+    behind the list, or the call, is content. Every template takes the ids.
     """
 
     name = "json"
@@ -315,7 +313,7 @@ class JsonCallsParser(ToolParser):
         self._give(held)
 
     def _calls_on(self, raw: str, *, is_list: bool) -> Reading[bool]:
-        """Read a call, and what separates it from the next, if one comes."""
+        """Read a call and what follows it; return true if another call follows."""
         end = yield from self._call(raw)
         if end is CallEnd.BROKEN:
             yield from self._broken_arguments()

@@ -1,4 +1,4 @@
-"""Reads completions that are calls of tools, or else a form: JSON, in which no call is."""
+"""Reader of completions that are either calls of tools or a form: JSON that contains no call."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ __all__ = ["FormOrCallsReader"]
 
 
 class FormOrCallsReader:
-    """Reader of one completion, as `ToolParser`, which it asks for calls.
+    """Reader of one completion, like `ToolParser`, which it uses for calls.
 
-    How the text begins says what all of it is, white space aside: calls where it begins with one of
-    the marks that `parser.opens`, and a form otherwise, which is content, whatever marks its
-    strings hold. Where calls have no mark, it is calls from the moment that an object has a name
-    and arguments; the form is one that has no such object. Beside calls there is no content: what
-    of them wasn't read is a call that was cut off, and no form.
+    The start of the text decides what all of it is, white space aside. It is calls if it begins
+    with one of the marks `parser.opens`. Otherwise it is a form, which is content, whatever marks
+    its strings hold. For calls without a mark, it is calls from the moment that an object has a
+    name and arguments. Beside calls there is no content: an unread rest is a call that was cut off,
+    and no form.
     """
 
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser
         self._held = ""
-        """The start of the text, as long as it doesn't say what it is."""
+        """The start of the text, while it is undecided."""
         self._is_form: bool | None = None
-        """None while that isn't known."""
+        """True for a form, False for calls; None while it is undecided."""
         self._object: CallReader | None = None
         """Reader of the object that the text begins with."""
 
     def push(self, text: str) -> Parts:
-        """Take more text; return what became known."""
+        """Read more text; return the new parts."""
         if self._is_form is None:
             new = text
             text = self._held + text
@@ -42,7 +42,7 @@ class FormOrCallsReader:
         return Parts(tool_calls=self._parser.push(text).tool_calls)
 
     def _look(self, text: str) -> bool | None:
-        """Return true if a text from its start is a form; None while that isn't known."""
+        """Return true if a text, from its start, is a form; None while it is undecided."""
         begun = text.lstrip()
         opens = self._parser.opens or self._parser.marks
         if begun.startswith(opens):
@@ -59,7 +59,7 @@ class FormOrCallsReader:
         return bool(begun) or None
 
     def _look_on(self, text: str) -> bool | None:
-        """Do the same as `_look` with more of the object."""
+        """Continue `_look` with more of the object."""
         if self._object is None:
             return None
         self._object.read(text, 0)

@@ -1,18 +1,18 @@
-"""Reads completions in harmony, the format of GPT-OSS: messages, each in a channel.
+"""Parser of completions in harmony, the format of GPT-OSS: messages, each in a channel.
 
     <|channel|>analysis<|message|>They want the weather.<|end|>
     <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>
     {"city": "Oslo"}<|call|>
 
-without the breaks of lines. The channel `analysis` is reasoning. A message to a recipient is a tool
-call, whatever its channel; where the recipient is none of `functions`, the name of the call has its
-namespace (`browser.search`, `python`), and the arguments may be no JSON. All else is content:
-`final`, what is said in `commentary` before calls, and what has no channel or an unknown one.
-Messages of one kind are joined by a break of line.
+The line breaks are only here. The channel `analysis` is reasoning. A message to a recipient is a
+tool call, whatever its channel. If the recipient is none of `functions`, the name of the call keeps
+its namespace (`browser.search`, `python`), and the arguments may be no JSON. Everything else is
+content: `final`, text in `commentary` before calls, and messages without a channel or in an unknown
+one. Messages of one kind are joined by a line break.
 
-A completion begins behind `<|start|>assistant`, which the prompt ends with. A head in which the
-text ends says nothing. Text that looks like a mark is one here, but in strings of arguments, which
-only JSON ends; `TypedMarks` escapes what the model typed.
+A completion begins behind `<|start|>assistant`, with which the prompt ends. A head in which the
+text ends is ignored. Text that looks like a mark is one here, except in strings of arguments, which
+only JSON ends. Marks that the model typed are escaped by `TypedMarks`.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN = (
 ENDS = (END, CALL, RETURN)
 ROLE = "assistant"
 MAX_HEAD_CHARS = 1024
-"""Longest part of a head between two marks: longer text is a message."""
+"""Most characters between two marks of a head: longer text is a message."""
 _CHANNEL = re.compile(r"\s{0,16}([a-z]{0,16})\s?")
 _CHANNEL_IN = re.compile(rf"{re.escape(CHANNEL)}\s{{0,16}}([a-z]{{0,16}})")
 _RECIPIENT_IN = re.compile(r"\bto=([^\s<]*)")
 _RECIPIENT = re.compile(r"to=\S*(?:\s+\w*)?\s*")
-"""What may stand between the role and the first mark of a head."""
+"""Pattern of text that may stand between the role and the first mark of a head."""
 _NO_TOOLS = ("", "all", "assistant", "user")
 """Recipients that aren't tools."""
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What is written before a message, with its marks; its role is left out."""
+    """Text before a message, with its marks and without its role."""
 
     raw: str
 
     @property
     def function(self) -> str:
-        """Name of the function that the message calls; empty where it calls none."""
+        """Name of the function that the message calls; empty if it calls none."""
         found = _RECIPIENT_IN.findall(self.raw)
         if not found or found[-1] in _NO_TOOLS or not self.raw.endswith(MESSAGE):
             return ""
@@ -78,11 +78,11 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class HarmonyParser(ToolParser):
-    """Reads all of a completion: reasoning, content and tool calls.
+    """Reads a whole completion: reasoning, content and tool calls.
 
-    `opened` is what the prompt has written of the first message, behind its role. Where reasoning
-    or calls aren't told, their messages are content as the model wrote them, marks included. With
-    `has_heads` every message has a head, so that a start of one is no content.
+    `opened` is the part of the first message that the prompt has written, behind its role. If
+    reasoning or calls aren't told apart, their messages are content as the model wrote them, marks
+    included. With `has_heads` every message has a head, so the start of one is never content.
     """
 
     name = "harmony"
@@ -108,11 +108,11 @@ class HarmonyParser(ToolParser):
         self._tells_reasoning = tells_reasoning
         self._tells_calls = tells_calls
         self._said: set[int] = set()
-        """Kinds of parts of which there was a message."""
+        """Kinds of parts that have had a message."""
         self.is_inside: bool = False
-        """Whether more text is reasoning, or the mark behind it."""
+        """True if more text is reasoning, or the mark behind it."""
         self.has_ended: bool = False
-        """Whether all that follows is content: any message may be followed by reasoning."""
+        """True if only content follows: never, as any message may be followed by reasoning."""
         super().__init__(new_id, types)
 
     def _read(self) -> Reading[None]:
@@ -126,8 +126,11 @@ class HarmonyParser(ToolParser):
                 mark = yield from self._told(head)
 
     def _head(self, *, has_role: bool) -> Reading[_Head]:
-        """Take what is before a message. What is no part of a head is left, as text of a message
-        without one. `has_role`: no role is to come, or it may be left out."""
+        """Read the head of a message. Text that is no part of a head is left, as a message without
+        one.
+
+        Set `has_role` if no role is to come, or if it may be left out.
+        """
         raw = text = ""
         while (yield from self._next()):
             more, mark = yield from self._some(self.marks)
@@ -151,7 +154,7 @@ class HarmonyParser(ToolParser):
         return _Head("")
 
     def _told(self, head: _Head) -> Reading[str]:
-        """Read a message that is reasoning or content, up to the mark behind it. Return that."""
+        """Read a message of reasoning or content, up to the mark behind it, and return the mark."""
         is_raw = bool(head.function) or (head.is_reasoning and not self._tells_reasoning)
         self.is_inside = head.is_reasoning and not is_raw
         give = self._giving(self._reasoning if self.is_inside else self._content)
@@ -168,8 +171,9 @@ class HarmonyParser(ToolParser):
         return mark
 
     def _called(self, function: str) -> Reading[str]:
-        """Read a call, up to the mark behind it. Return that. Arguments that the model left out are
-        none."""
+        """Read a call, up to the mark behind it, and return the mark. Missing arguments become
+        `{}`.
+        """
         self._begin_call(function)
         held = yield from self._spaces()
         has_arguments = (yield from self._next()) == "{"
@@ -192,13 +196,13 @@ class HarmonyParser(ToolParser):
         return mark
 
     def _end(self, mark: str) -> str:
-        """The mark, where it ends a message. What begins a head is left."""
+        """Return the mark if it ends a message. A mark that begins a head is left."""
         if mark == CHANNEL:
             self._put_back(mark)
         return "" if mark in (MESSAGE, CONSTRAIN) else mark
 
     def _giving(self, parts: list[str]) -> Callable[[str], None]:
-        """Function that adds text of one message to parts of its kind."""
+        """Return a function that adds text of one message to parts of its kind."""
         has_begun = False
 
         def give(text: str) -> None:
@@ -214,10 +218,10 @@ class HarmonyParser(ToolParser):
 
 
 class HarmonyChannels(msgspec.Struct, frozen=True):
-    """Reasoning in a channel of its own, which may come back behind what is none."""
+    """Reasoning in a channel of its own, which may come again behind other messages."""
 
     calls: bool = False
-    """Whether a call follows the reasoning, and no content."""
+    """True if a call follows the reasoning, and no content."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -225,13 +229,15 @@ class HarmonyChannels(msgspec.Struct, frozen=True):
 
     @property
     def closes(self) -> str:
-        """Text that ends reasoning and goes on with what follows it."""
+        """Text that ends reasoning and begins what follows it."""
         behind = "commentary to=functions." if self.calls else f"final{MESSAGE}"
         return f"{END}{START}{ROLE}{CHANNEL}{behind}"
 
     def opened_by(self, prompt_end: str, begun: str) -> str:
-        """What the prompt has written of the first message, behind its role. `prompt_end` is the
-        end of the prompt, `begun` the content that the completion continues."""
+        """Return the part of the first message that the prompt has written, behind its role.
+
+        `prompt_end` is the end of the prompt, `begun` the content that the completion continues.
+        """
         if begun:
             return f"{CHANNEL}final{MESSAGE}"
         role, _, head = prompt_end.rpartition(START)[2].partition(ROLE)
@@ -248,7 +254,7 @@ class HarmonyChannels(msgspec.Struct, frozen=True):
         tells_calls: bool = False,
         has_heads: bool = False,
     ) -> HarmonyParser:
-        """A reader of one completion."""
+        """Return a reader of one completion."""
         return HarmonyParser(
             types=types,
             opened=opened,
@@ -259,14 +265,16 @@ class HarmonyChannels(msgspec.Struct, frozen=True):
 
 
 def is_reasoning_opened(opened: str) -> bool:
-    """Whether the prompt has begun a message of reasoning, of which it has written `opened`."""
+    """True if `opened`, written by the prompt, begins a message of reasoning."""
     head = _Head(opened)
     return opened.endswith(MESSAGE) and head.is_reasoning and not head.function
 
 
 def _said(text: str, *, has_role: bool, is_whole: bool) -> str | None:
-    """Text that is said without a head; None where it is the start of one, or may become it.
-    `is_whole`: no more text comes before a mark."""
+    """Return text that is said without a head; None if it begins a head, or may become one.
+
+    Set `is_whole` if no more text comes before a mark.
+    """
     said = text
     rest = text.lstrip()
     if has_role:
@@ -283,6 +291,6 @@ def _said(text: str, *, has_role: bool, is_whole: bool) -> str | None:
 
 
 def _behind_channel(text: str, raw: str) -> str:
-    """Text of a message whose head, `raw`, lacks the mark of its end."""
+    """Return the text of a message whose head, `raw`, lacks its end mark."""
     found = _CHANNEL.match(text) if raw.endswith(CHANNEL) else None
     return text if found is None else text[found.end() :]

@@ -1,6 +1,6 @@
-"""Reads JSON character by character: where a value ends, and where it stops being JSON.
+"""JSON read character by character: finds where a value ends, and where it stops being JSON.
 
-Follows RFC 8259 strictly, with a list of what may follow and a stack of what is open.
+Follows RFC 8259 strictly, with the current place in the grammar and a stack of open brackets.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum, auto
 __all__ = ["JsonMachine", "Place"]
 
 MAX_DEPTH = 256
-"""Deepest nesting that is taken for JSON: readers of the arguments recurse."""
+"""Deepest nesting that is accepted: readers of the arguments recurse."""
 
 _SPACE = " \t\n\r"
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
@@ -21,13 +21,14 @@ _NUMBER_START = re.compile(
     r"-?(?:(?:0|[1-9][0-9]*)(?:\.(?:[0-9]+(?:[eE](?:[-+]?[0-9]*)?)?)?|[eE](?:[-+]?[0-9]*)?)?)?"
 )
 _MORE_DIGITS = re.compile(r"(?<=[0-9]{2})[0-9]+")
-"""Digits behind the first two of a number, which say as much of how it may go on as all of them: so
-little is held of a number, and a long one takes no longer."""
+"""Pattern of the digits behind the first two of a number. The first two decide how it may go on. So
+little is kept of a number, and a long one takes no longer.
+"""
 _LITERALS = ("true", "false", "null")
 
 
 class Place(Enum):
-    """Kinds of what may follow."""
+    """Places in the grammar, by what may follow."""
 
     VALUE = auto()
     VALUE_OR_END = auto()
@@ -38,15 +39,15 @@ class Place(Enum):
     STRING = auto()
     KEY_STRING = auto()
     WORD = auto()
-    """Within a number or a literal."""
+    """Inside of a number or a literal."""
     DONE = auto()
 
 
 class JsonMachine:
     """Reads one object or list.
 
-    `read(text, start)` takes some of the text, one character or a run of those that change nothing,
-    and gives where it stopped; -1 at a character that no JSON has there, of which nothing changes.
+    Each `read(text, start)` takes one character, or a run of characters that change nothing. It
+    returns where it stopped, or -1 at a character that is no JSON there, and then changes nothing.
     """
 
     __slots__ = ("_escape", "_word", "depth", "place", "stack")
@@ -57,7 +58,7 @@ class JsonMachine:
         """Open braces and brackets."""
         self.depth: int = 0
         self._escape = 0
-        """Characters that an escape still has: 1 after a backslash, then those of `\\uXXXX`."""
+        """Characters that an escape still lacks: 1 after a backslash, then those of `\\uXXXX`."""
         self._word = ""
 
     def read(self, text: str, start: int) -> int:

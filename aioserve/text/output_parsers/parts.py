@@ -37,7 +37,8 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
     name: str
     arguments: str
     """Arguments as the model wrote them: JSON of an object, unless it made a mistake or was
-    truncated."""
+    truncated.
+    """
 
     def __repr__(self) -> str:
         return brief(self, quoted(self.id), quoted(self.name), quoted(self.arguments))
@@ -55,7 +56,7 @@ class Parts(msgspec.Struct, frozen=True):
 
 
 def joined(parts: Sequence[Parts]) -> Parts:
-    """Parts that follow each other, as one."""
+    """Join consecutive parts into one."""
     if len(parts) == 1:
         return parts[0]
     return Parts(
@@ -66,7 +67,7 @@ def joined(parts: Sequence[Parts]) -> Parts:
 
 
 def whole_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """Tool calls of one completion, put together."""
+    """Put the tool calls of one completion together."""
     begun: dict[int, tuple[str, str]] = {}
     arguments: dict[int, list[str]] = {}
     for delta in deltas:
@@ -77,10 +78,10 @@ def whole_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
 
 
 def call_id() -> str:
-    """A new id of a tool call, in the form that OpenAI's have."""
+    """Return a new id of a tool call, in the form of OpenAI's."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def short_id() -> str:
-    """A new id of nine letters and digits, which is all that Mistral's templates take."""
+    """Return a new id of nine letters and digits: Mistral's templates take nothing else."""
     return "".join([secrets.choice(_LETTERS) for _ in range(9)])

@@ -1,6 +1,6 @@
-"""Lets a reader of text that comes in pieces be written as if all text were there.
+"""Readers of text in pieces, written as if all text were there.
 
-A reader is a generator that yields where it needs more; what it does depends on the text alone, and
+A reader is a generator that yields when it needs more. Its results depend on the text alone, and
 never on where the pieces end.
 """
 
@@ -16,7 +16,7 @@ __all__ = ["Reading", "TextReader"]
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""Generator that returns a `T` in the end."""
+"""Generator that finally returns a `T`."""
 
 _SPACES = re.compile(r"\s*")
 
@@ -38,7 +38,7 @@ class TextReader:
         raise NotImplementedError
 
     def push(self, text: str) -> Parts:
-        """Take more text; return what became known."""
+        """Read more text; return the new parts."""
         self._text, self._at = self._text[self._at :] + text, 0
         next(self._run)
         return self._taken()
@@ -58,7 +58,7 @@ class TextReader:
     # -- for `_read`
 
     def _next(self) -> Reading[str]:
-        """The next character, not taken; empty at the end."""
+        """Return the next character without taking it; empty at the end."""
         while self._at == len(self._text) and not self._is_whole:
             yield
         return self._text[self._at : self._at + 1]
@@ -88,8 +88,10 @@ class TextReader:
             yield
 
     def _some(self, marks: tuple[str, ...]) -> Reading[tuple[str, str]]:
-        """Take text without a mark, and the mark that follows it, if one is there. Both are empty
-        at the end only."""
+        """Take text without a mark, and the mark behind it, if there is one.
+
+        Both are empty only at the end.
+        """
         while True:
             found = min(
                 ((at, mark) for mark in marks if (at := self._text.find(mark, self._at)) >= 0),
@@ -109,9 +111,12 @@ class TextReader:
     def _up_to(
         self, marks: tuple[str, ...], give: Callable[[str], None], held: str = ""
     ) -> Reading[tuple[str, str]]:
-        """Take text up to the next mark, and the mark. `give` gets the text, but for white space at
-        its end. Return that white space and the mark, which is empty at the end of the text. `held`
-        is white space that came before."""
+        """Take text up to the next mark, and the mark. Pass the text to `give`, without trailing
+        white space.
+
+        Return that white space and the mark, which is empty at the end of the text. `held` is white
+        space that came before.
+        """
         spaces, mark = [held], ""
         while not mark and (yield from self._next()):
             text, mark = yield from self._some(marks)
@@ -123,11 +128,11 @@ class TextReader:
         return "".join(spaces), mark
 
     def _put_back(self, text: str) -> None:
-        """Put back what was taken last: it is still to be read."""
+        """Put back what was taken last, to be read again."""
         self._text, self._at = text + self._text[self._at :], 0
 
     def _safe_end(self, marks: tuple[str, ...]) -> int:
-        """Index where the longest end of the text begins that starts a mark."""
+        """Return the index of the longest end of the text that may begin a mark."""
         longest = max(map(len, marks), default=1) - 1
         for at in range(max(len(self._text) - longest, self._at), len(self._text)):
             if any(mark.startswith(self._text[at:]) for mark in marks):

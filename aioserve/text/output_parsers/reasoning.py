@@ -13,20 +13,20 @@ MAX_BEGUN_CHARS = 2**20
 
 
 class ReasoningReader(TextReader):
-    """Tells the reasoning at the start of a text from the rest.
+    """Separates the reasoning at the start of a text from the rest.
 
-    Reasoning begins with the tag `opens`, white space before it aside, or at once where
-    `is_open`, and ends with the tag `closes` or with the text. White space beside the tags belongs
-    to neither. A tag anywhere else is text.
+    Reasoning begins with the tag `opens`, white space before it aside, or at once if `is_open`. It
+    ends with the tag `closes` or with the text. White space beside the tags belongs to neither. A
+    tag anywhere else is text.
     """
 
     def __init__(self, opens: str, closes: str, *, is_open: bool) -> None:
         self._tags = opens, closes
         self._is_open = is_open
         self.is_inside: bool = is_open
-        """Whether more text is reasoning, or the tag behind it: known with that tag's end."""
+        """True if more text is reasoning, or the tag behind it: known with that tag's end."""
         self.has_ended: bool = False
-        """Whether all that follows is content."""
+        """True if only content follows."""
         super().__init__()
 
     def _read(self) -> Reading[None]:
@@ -54,26 +54,28 @@ class ReasoningTags(msgspec.Struct, frozen=True):
     opens: str
     closes: str
     is_open: bool
-    """Whether a completion begins with reasoning, whatever the prompt ends with."""
+    """True if a completion begins with reasoning, whatever the prompt ends with."""
 
     @property
     def marks(self) -> tuple[str, ...]:
         return (self.opens, self.closes)
 
     def is_open_after(self, prompt_end: str, begun: str) -> bool:
-        """Whether a completion goes on with reasoning. `prompt_end` is the end of the prompt, which
-        may have opened the tag. `begun` is the message that the completion continues, which is read
-        as its start: reasoning that it begins with is open while no tag closes it. The tags are
-        looked for in the first and the last `MAX_BEGUN_CHARS` of it."""
+        """Return true if a completion goes on with reasoning.
+
+        The prompt's end, `prompt_end`, may have opened the tag. The message that the completion
+        continues, `begun`, is read as its start. Reasoning at its start is open until a tag closes
+        it. Tags are searched in its first and last `MAX_BEGUN_CHARS` characters.
+        """
         is_open = self.is_open or begun[:MAX_BEGUN_CHARS].lstrip().startswith(self.opens)
         if is_open and self.closes not in begun[-MAX_BEGUN_CHARS:]:
             return True
         return prompt_end.rstrip().endswith(self.opens)
 
     def opened_by(self, prompt_end: str, begun: str) -> str:
-        """What stands before the completion of its reasoning: the tag, or nothing."""
+        """Return what precedes the completion of its reasoning: the tag, or nothing."""
         return self.opens if self.is_open_after(prompt_end, begun) else ""
 
     def reader(self, opened: str) -> ReasoningReader:
-        """A reader of one completion, before which `opened` stands."""
+        """Return a reader of one completion that `opened` precedes."""
         return ReasoningReader(self.opens, self.closes, is_open=bool(opened))

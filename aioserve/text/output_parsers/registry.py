@@ -1,6 +1,6 @@
 """Parsers of tool calls and formats of reasoning, by name and by chat template.
 
-Names are those that vLLM has for its parsers, but for harmony, which has two names there.
+Names are those of vLLM's parsers, except harmony, which has two names there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _NAMED = re.compile(r"\{#[-+]?\s*tool_parser:\s*(\w+)\s*[-+]?#\}")
-"""A comment in which a template names the parser that it is written for."""
+"""Pattern of a comment in which a template names its parser."""
 
 
 TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
@@ -61,8 +61,11 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {**REASONING_TAGS, "harmony":
 
 
 def tool_parser_named(name: object, source: str, *, has_tools: bool) -> type[ToolParser] | None:
-    """Parser of that name; for "auto" the template's, if there are tools. Raises
-    `InvalidRequestError` for an unknown name, and where none is known for a template with tools."""
+    """Return the parser of that name; for "auto" the template's, if there are tools.
+
+    Raises `InvalidRequestError` for an unknown name, and for a template with tools whose parser is
+    unknown.
+    """
     name = _checked("tool_parser", name, TOOL_PARSERS)
     if name == "auto":
         if not has_tools:
@@ -80,7 +83,7 @@ def tool_parser_named(name: object, source: str, *, has_tools: bool) -> type[Too
 
 
 def tells_tool_parser(source: str) -> bool:
-    """Whether a template tells how its model calls tools."""
+    """True if a template tells how its model calls tools."""
     return _parser_in(source) is not None
 
 
@@ -92,13 +95,16 @@ def _parser_in(source: str) -> type[ToolParser] | None:
 
 
 def reasoning_format_named(name: object, source: str) -> ReasoningFormat | None:
-    """Format of that name; for "auto" the template's, None if it has none. That a completion begins
-    with reasoning no template with tags tells. Raises `InvalidRequestError` for an unknown name."""
+    """Return the format of that name; for "auto" the template's, None if it has none.
+
+    A template with tags can't tell that a completion begins with reasoning. Raises
+    `InvalidRequestError` for an unknown name.
+    """
     name = _checked("reasoning_parser", name, REASONING_FORMATS)
     if name == "auto" and HarmonyParser.reads(source):
         return REASONING_FORMATS["harmony"]
     if name == "auto":
-        # One that opens the tag in the prompt need not have the other.
+        # A template that opens the tag in the prompt need not have the closing one.
         named = (one for one in REASONING_TAGS.values() if any(t in source for t in one.marks))
         return next((one for one in named if not one.is_open), None)
     return REASONING_FORMATS.get(name)

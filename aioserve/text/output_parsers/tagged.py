@@ -1,11 +1,12 @@
 """Parsers of tool calls whose arguments stand between tags, one by one, without quotes.
 
-What is between the tags doesn't say what it is: that a function takes a number there is known by
-its schema (`ArgumentTypes`). Arguments are given out as JSON, as all parsers give them: strings as
-they come, other values once they are whole.
+The text between the tags doesn't show its type: only the function's schema tells that it is a
+number (`ArgumentTypes`). Arguments are delivered as JSON, like all parsers do: strings as they
+come, other values once they are whole.
 
-Models forget tags. A value without the tag behind it ends where the next argument begins, and where
-its call ends: at the tags for that, one behind the other, or with another call or nothing behind.
+Models forget tags. A value without its closing tag ends at the next argument, or at the end of its
+call. That end is the call's consecutive closing tags, or one with another call or nothing behind
+it.
 """
 
 from __future__ import annotations
@@ -25,24 +26,29 @@ OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
 
 class TaggedParser(ToolParser):
-    """Base of the parsers. A call has `begins` before its name; then, for each argument,
-    `key_opens`, its name, `key_closes`, and its value up to `value_closes`; and `ends`."""
+    """Base of the parsers.
+
+    A call has `begins` before its name. For each argument follow `key_opens`, its name,
+    `key_closes`, and its value up to `value_closes`. The call ends with `ends`.
+    """
 
     begins: ClassVar[str]
     name_closes: ClassVar[str] = ""
     key_opens: ClassVar[str]
     key_closes: ClassVar[tuple[str, ...]]
-    """One behind the other."""
+    """Tags behind an argument's name, in their order."""
     value_closes: ClassVar[str]
     ends: ClassVar[str]
     takes_typed_marks: ClassVar[bool] = True
     line: ClassVar[str] = ""
-    """What stands on both sides of a value, once, and is no part of it."""
+    """Text that stands on both sides of a value, once, and is no part of it."""
 
     @classmethod
     def cutting(cls, escape: Callable[[str], str], spaces: str) -> str:
-        """Expression of the texts within a value that end it without the tag behind it. `escape`
-        escapes a text for it, `spaces` is its expression of white space."""
+        """Return the expression of texts within a value that end it without its closing tag.
+
+        `escape` escapes a text for it, and `spaces` is its expression of white space.
+        """
         argument = f"{escape(cls.line + cls.key_opens)}[A-Za-z0-9_.-]+{escape(cls.key_closes[0])}"
         ends, closes = escape(cls.ends), escape(CLOSES)
         another = f"({ends}|{closes}){spaces}({escape(OPENS)}|{escape(cls.begins)})"
@@ -72,8 +78,11 @@ class TaggedParser(ToolParser):
                     marks = (*begins, CLOSES)
 
     def _head(self, has_begun: bool) -> Reading[tuple[str, str, str]]:
-        """Take what is before the arguments; return the name, all that was taken before the mark
-        behind it, and that, which is empty where this is no call."""
+        """Read up to the arguments; return the name, the text before the mark behind it, and the
+        mark.
+
+        The mark is empty if this is no call.
+        """
         taken = ""
         if not has_begun:
             taken = yield from self._spaces()
@@ -90,8 +99,10 @@ class TaggedParser(ToolParser):
         return name, taken, (yield from self._one_of(self.key_opens, self.ends))
 
     def _members(self, function: str, mark: str) -> Reading[str]:
-        """Read arguments up to the mark of the end, and return that. What isn't in its place is
-        given out as arguments."""
+        """Read arguments up to the end mark, and return the mark.
+
+        Text out of place is delivered as arguments.
+        """
         before = ""
         while mark == self.key_opens:
             key = yield from self._key()
@@ -112,7 +123,7 @@ class TaggedParser(ToolParser):
         return mark
 
     def _key(self) -> Reading[str | None]:
-        """Read a name up to the value; None where that doesn't come, and nothing is taken."""
+        """Read a name up to the value. None, and nothing is taken, if the value doesn't come."""
         taken, key = self.key_opens, ""
         for index, closes in enumerate(self.key_closes):
             text, mark = "", ""
@@ -127,7 +138,7 @@ class TaggedParser(ToolParser):
         return key
 
     def _value(self, function: str, key: str) -> Reading[bool]:
-        """Read a value; return whether its end came."""
+        """Read a value; return true if its end came."""
         types = self._types.of(function, key)
         pieces: list[str] = []
         give: Callable[[str], None] = pieces.append
@@ -158,8 +169,9 @@ class TaggedParser(ToolParser):
         return bool(mark)
 
     def _behind(self, tag: str) -> Reading[tuple[str, bool]]:
-        """Take what is behind a tag that may end a value, as far as it says whether it does; return
-        that, and whether it does."""
+        """Read behind a tag that may end a value, as far as needed to tell; return that text, and
+        true if it does.
+        """
         if tag == self.key_opens:
             word = yield from self._word()
             closes = yield from self._one_of(self.key_closes[0])
@@ -172,7 +184,7 @@ class TaggedParser(ToolParser):
         return behind, bool(closes or opens) or not (yield from self._next())
 
     def _json(self, give: Callable[[str], None]) -> Reading[None]:
-        """Take an object or a list, in which the tag behind the value may be quoted."""
+        """Read an object or a list, in which the closing tag may be quoted."""
         give((yield from self._spaces()))
         if (yield from self._next()) not in ("{", "["):
             return
@@ -193,7 +205,7 @@ class Glm45Parser(TaggedParser):
         <arg_value>Oslo</arg_value>
         </tool_call>
 
-    The breaks of lines may be missing.
+    The line breaks may be missing.
     """
 
     name = "glm45"

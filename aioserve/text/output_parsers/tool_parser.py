@@ -1,13 +1,14 @@
 """Base of the parsers of tool calls.
 
-A call is one from the moment that its name and the start of its arguments are there; from then on
-its arguments are given out as they come. What turns out to be no call before that is content,
-marks included. Where arguments stop being JSON after that, what follows up to the mark of the end
-belongs to them as the model wrote it: nothing is lost, and the caller sees what was wrong. Further
-members of a call's object are read and left out. Where the object stops being JSON behind its
-arguments, or isn't closed, the call ends with these, and all that follows them is read as what
-follows a call: nothing of it is lost, and it is content but for the mark of the end. White space
-around calls is not content.
+A call exists from the moment that its name and the start of its arguments are there. From then on
+its arguments are delivered as they come. Text that turns out before that to be no call is content,
+marks included.
+
+If arguments stop being JSON, the text up to the end mark belongs to them as the model wrote it.
+Nothing is lost, and the caller sees the mistake. Further members of a call's object are read and
+ignored. If the object stops being JSON behind its arguments, or isn't closed, the call ends with
+the arguments. The text behind them is read like text behind a call: it is content, except the end
+mark. White space around calls is not content.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from aioserve.text.output_parsers.reading import Reading, TextReader
 __all__ = ["MAX_WORD_CHARS", "CallEnd", "ToolParser"]
 
 MAX_WORD_CHARS = 256
-"""Longest name of a function, or id, that is read without quotes around it."""
+"""Most characters of a function's name, or an id, without quotes around it."""
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -36,30 +37,33 @@ class CallEnd(Enum):
     BROKEN = auto()
     """The arguments aren't JSON, or the text ended in them."""
     NO_CALL = auto()
-    """The text was given out as content."""
+    """The text was delivered as content."""
 
 
 class ToolParser(TextReader):
-    """Tells tool calls from content in the text of one completion; `new_id` makes their ids, and
-    `types` says what arguments are, which some families don't write with their values. A subclass
-    reads the calls of one family of models."""
+    """Separates tool calls from content in the text of one completion.
+
+    `new_id` makes the calls' ids. `types` are the types of arguments, which some families don't
+    write with their values. A subclass reads the calls of one family of models.
+    """
 
     name: ClassVar[str]
-    """Name of the parser, as vLLM has it."""
+    """Name of the parser, as in vLLM."""
     marks: ClassVar[tuple[str, ...]]
-    """Marks, which may be special tokens; the completion's text has them all the same."""
+    """Marks, which may be special tokens; the completion's text has them even so."""
     opens: ClassVar[tuple[str, ...]] = ()
-    """Marks one of which every call begins with; none where a call may begin with a brace."""
+    """Marks with which every call begins; empty if a call may begin with a brace."""
     takes_lists: ClassVar[bool] = False
-    """True if a call may also begin with the bracket of a list, where none has a mark."""
+    """True if a call may also begin with the bracket of a list, in a family without marks."""
     takes_typed_marks: ClassVar[bool] = False
-    """Whether marks that are special tokens are marks also where the model types them: the family
-    of models writes its marks in words."""
+    """True if marks that are special tokens also count when the model types them: the family of
+    models writes its marks in words.
+    """
     _ids: Callable[[], str] = staticmethod(call_id)
 
     @classmethod
     def reads(cls, source: str) -> bool:
-        """Whether a chat template of this source is written for the parser."""
+        """Return true if a chat template of this source is written for the parser."""
         return False
 
     def __init__(
@@ -70,7 +74,7 @@ class ToolParser(TextReader):
         self._num_calls = 0
         self._model_ids: set[str] = set()
         self._is_after_call = False
-        """Whether nothing but white space came since the last call."""
+        """True if only white space came since the last call."""
         super().__init__()
 
     def _give(self, text: str) -> None:
@@ -79,16 +83,18 @@ class ToolParser(TextReader):
             self._is_after_call = False
 
     def _give_up_to(self, *marks: str, held: str = "") -> Reading[str]:
-        """Give out content up to the next mark, and take the mark. Return it with the white space
-        before it; empty at the end of the text. `held` is white space that came before."""
+        """Deliver content up to the next mark, and take the mark.
+
+        Returns it with the white space before it; empty at the end of the text. `held` is white
+        space that came before.
+        """
         held, mark = yield from self._up_to(marks, self._give, held)
         if not mark and not self._is_after_call:
             self._give(held)
         return held + mark if mark else ""
 
     def _begin_call(self, name: str, model_id: str = "") -> None:
-        """Begin a call. `model_id` is the id that the model wrote, which it may have written
-        twice."""
+        """Begin a call. `model_id` is the id that the model wrote, possibly twice."""
         if not model_id or model_id in self._model_ids:
             self._deltas.append(ToolCallDelta(self._num_calls, self._new_id(), name))
         else:
@@ -98,7 +104,7 @@ class ToolParser(TextReader):
         self._end_call()
 
     def _end_call(self) -> None:
-        """End a call. White space that follows is not content, if nothing else follows."""
+        """End a call. White space behind it is not content, if nothing else follows."""
         self._is_after_call = True
 
     def _give_arguments(self, fragment: str) -> None:
@@ -113,7 +119,7 @@ class ToolParser(TextReader):
         self._deltas.append(delta)
 
     def _word(self) -> Reading[str]:
-        """Take a name, or an id, that is written without quotes; empty where there is none."""
+        """Take a name, or an id, that is written without quotes; empty without one."""
         word = ""
         while (yield from self._next()) and len(word) <= MAX_WORD_CHARS:
             found = _WORD.match(self._text, self._at, self._at + MAX_WORD_CHARS - len(word))
@@ -124,10 +130,13 @@ class ToolParser(TextReader):
         return word
 
     def _call(self, raw: str) -> Reading[CallEnd]:
-        """Read a call that is an object; `raw` is what led to it, which is content if it is none.
-        Behind a mark, an object with a name and without arguments is a call with none. What is
-        taken ends with the object, or before what can't be part of it: where that comes behind the
-        arguments, with these."""
+        """Read a call that is an object. The text `raw`, which led to it, is content if it is no
+        call.
+
+        Behind a mark, an object with a name and without arguments is a call without arguments.
+        Reading stops at the end of the object, or before text that can't be part of it. If that
+        text comes behind the arguments, it stops at their end.
+        """
         call, begun = CallReader(), False
         while not call.is_done and not call.is_broken and (yield from self._next()):
             self._at = call.read(self._text, self._at)
@@ -150,7 +159,7 @@ class ToolParser(TextReader):
         return CallEnd.WHOLE
 
     def _arguments(self) -> Reading[CallEnd]:
-        """Read an object of arguments, of the call that has begun."""
+        """Read the arguments of the call that has begun."""
         arguments = ArgumentsReader()
         while not arguments.is_done and not arguments.is_broken and (yield from self._next()):
             self._at = arguments.read(self._text, self._at)
@@ -158,7 +167,7 @@ class ToolParser(TextReader):
         return CallEnd.WHOLE if arguments.is_done else CallEnd.BROKEN
 
     def _broken_arguments(self, *marks: str) -> Reading[str]:
-        """Give out all up to a mark as arguments; take and return the mark."""
+        """Deliver everything up to a mark as arguments; take and return the mark."""
         mark = ""
         while not mark and (yield from self._next()):
             text, mark = yield from self._some(marks)

@@ -1,11 +1,11 @@
-"""Keeps marks that a model types in ordinary tokens from being read as marks.
+"""Escapes for marks that a model types in ordinary tokens, so that they aren't read as marks.
 
     tokens    <|channel|>  final  <|message|>  <  |  call  |>
     read      <|channel|>final<|message|><|call|·>            ·  an escape, which no token spells
 
-A model that quotes a message, the result of a tool, say, may type what looks like a call. Where
-the tokenizer has a mark as a special token, that token alone is the mark. Where it hasn't, text is
-all that there is, and nothing tells who meant it.
+A model that quotes a message, such as a tool's result, may type what looks like a call. If the
+tokenizer has a mark as a special token, only that token is the mark. Otherwise there is only text,
+and nothing tells who meant it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _ESCAPE = "\udfff"
 
 
 class TypedMarks:
-    """Escapes, in the text of one completion, what looks like one of `marks` and isn't one.
+    """Escapes text of one completion that looks like one of `marks` and isn't one.
 
-    It stands before the last character of such a mark, so that no text is held back. Special tokens
-    are the only `marks`, and none of them begins within another one.
+    The escape stands before the last character of the mark, so no text is held back. All `marks`
+    must be special tokens, and none may begin within another.
     """
 
     def __init__(self, marks: Collection[str]) -> None:
@@ -34,13 +34,13 @@ class TypedMarks:
         self._last_chars = frozenset([mark[-1] for mark in marks])
         self._num_kept = max(map(len, marks)) - 1
         self._before = ""
-        """End of the text so far, of which a mark may be the beginning."""
+        """End of the text so far, which a mark may begin in."""
         self._real: set[int] = set()
-        """Indices in it where special tokens begin."""
+        """Indices in it at which special tokens begin."""
         self._has_escaped = False
 
     def escaped(self, text: str, places: Sequence[int]) -> str:
-        """The text that comes next, in which special tokens begin at the indices `places`."""
+        """Return the next text with escapes. Special tokens begin at the indices `places`."""
         start, whole = len(self._before), self._before + text
         real = self._real.union([start + place for place in places])
         ends: list[int] = []
@@ -63,7 +63,7 @@ class TypedMarks:
         return "".join([*pieces, whole[start:]])
 
     def unescaped(self, parts: Parts) -> Parts:
-        """Parts of the text as the model typed them."""
+        """Return parts of the text as the model typed them."""
         if not self._has_escaped:
             return parts
         calls = [
