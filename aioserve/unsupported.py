@@ -1,6 +1,6 @@
-"""The one list of features that aioserve doesn't support yet, by the rows of the README's table.
+"""The one list of features that aioserve doesn't support yet.
 
-The README shows it. Commands quote it to refuse an option of another server.
+docs/reference/supported.md shows it. Commands quote it to refuse an option of another server.
 """
 
 from __future__ import annotations
