@@ -1,5 +1,6 @@
-"""Which GGUF model is meant where there are several, in a directory or a repository, and of which
-files it is made. Names alone: no file is opened."""
+"""Choice of a GGUF model among the files of a directory or a repository, and of its parts.
+
+Names only: no file is opened."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ __all__ = [
 ]
 
 DEFAULT_TAG = "Q4_K_M"
-"""What is taken of several models where nothing says which, as in llama.cpp and Ollama."""
+"""Tag of the model that is taken of several by default, as in llama.cpp and Ollama."""
 MAX_PARTS = 1000
 """Most files of one model."""
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL | re.ASCII)
 _TYPE = r"(?:I?Q\d|TQ\d|MXFP\d|NVFP\d|B?F16|F32|FP\d+)"
 _TYPE_AT_END = re.compile(rf"(?:^|[-._])({_TYPE}(?:_[A-Z0-9]+)*)$", re.IGNORECASE)
-"""The type of a file's weights as its name tells it. It is one word, whose underscores end none."""
+"""Type of a file's weights at the end of its name: one word, which may contain underscores."""
 _FEW_BITS = re.compile(r"(?:^|[-._])(?:I?Q|TQ|MXFP|NVFP)\d", re.IGNORECASE)
 _BEGINS_AS_MATRIX = re.compile(r"(?:imatrix|imat)(?:[-._]|$)", re.IGNORECASE)
 _ENDS_WITH_MATRIX = re.compile(r"[-._](?:imatrix|imat)$", re.IGNORECASE)
@@ -35,38 +36,38 @@ _NAMED = 12  # files that a message spells out
 
 
 class AmbiguousModelError(Exception):
-    """The files don't tell which model is meant, or none of them is one. Says which there are."""
+    """No file is a model, or several are and none is the obvious choice. The message lists them."""
 
 
 class Part(NamedTuple):
-    """Place of one file in a model of several."""
+    """Place of one file in a model of several files."""
 
     stem: str
     number: int
     count: int
 
     def named(self, number: int) -> str:
-        """Name of another part."""
+        """Return the name of part `number` of the same model."""
         return f"{self.stem}-{number:05}-of-{self.count:05}.gguf"
 
 
 def part_of(name: str) -> Part | None:
-    """The part of a model that a file of that name is; None for one that is a model by itself."""
+    """Parse the name of a part; None if the file is a model on its own."""
     found = _PART.fullmatch(name)
     return None if found is None else Part(found[1], int(found[2]), int(found[3]))
 
 
 def is_language_model(name: str) -> bool:
-    """Whether a file of that name should be a language model in GGUF, or a part of one."""
+    """True if a file's name looks like a language model in GGUF, or a part of one."""
     path = PurePosixPath(name)
     is_gguf = path.suffix.lower() == ".gguf"
     return is_gguf and "mmproj" not in path.name.lower() and not _is_importance_matrix(path.stem)
 
 
 def _is_importance_matrix(stem: str) -> bool:
-    """Whether a file is what a quantiser was told of activations: `imatrix_x` or `NAME-imatrix`.
+    """True if a file is an importance matrix, input of a quantiser: `imatrix_x` or `NAME-imatrix`.
 
-    A quantised model may say at the end of its name that it was made with one: `NAME-Q2_K-imatrix`.
+    The name of a model that was quantised with one may end alike: `NAME-Q2_K-imatrix`.
     """
     if _BEGINS_AS_MATRIX.match(stem):
         return True
@@ -74,7 +75,7 @@ def _is_importance_matrix(stem: str) -> bool:
 
 
 def models_among(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The language models in GGUF among files: by the name of the first file, the names of all."""
+    """Return the files of each language model among `names`, by the name of its first file."""
     models: dict[str, tuple[str, ...]] = {}
     for name in sorted(names):
         if not is_language_model(name):
@@ -89,11 +90,10 @@ def models_among(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def chosen_model(names: Iterable[str], tag: str | None = None) -> tuple[str, ...]:
-    """The files of the model with that tag, which is the last word or words of its name (`Q8_0` of
-    `tiny-Q8_0.gguf`) or a folder that it is in. None: the only model, or else the one of
-    `DEFAULT_TAG`.
+    """Return the files of the model with `tag`; None: the only model, or that of `DEFAULT_TAG`.
 
-    Raises `AmbiguousModelError` where that isn't one model.
+    A tag is the end of a model's name (`Q8_0` of `tiny-Q8_0.gguf`), or a folder that it is in.
+    Raises `AmbiguousModelError` unless there is exactly one.
     """
     names = list(names)
     models = models_among(names)
@@ -126,6 +126,6 @@ def _has_tag(name: str, tag: str) -> bool:
 
 
 def listed(names: Sequence[str]) -> str:
-    """As a message names them."""
+    """Join names for a message, at most `_NAMED` of them."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

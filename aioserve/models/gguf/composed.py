@@ -1,5 +1,6 @@
-"""Tensors that GGUF files have in parts where directories have one: gate and up of an expert, and
-what makes keys and values of latents. No torch here."""
+"""Tensors of directories that GGUF files split in two. No torch here.
+
+These are gate and up of an expert, and the projections of latents to keys and to values."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ __all__ = ["composed", "part_shapes"]
 
 @dataclass(frozen=True, slots=True)
 class _Behind(Format):
-    """All rows of the part "first", then as many of the part "second"."""
+    """Rows of the part "first", then as many rows of the part "second"."""
 
     forms: tuple[Format, Format]
-    """Formats of the parts, which give floats where they aren't alike."""
+    """Formats of the parts. If they differ, rows are decoded to floats."""
     rows_of_each: int
 
     @property
@@ -48,8 +49,9 @@ class _Behind(Format):
 
 @dataclass(frozen=True, slots=True)
 class _Expansion(Format):
-    """For each head `key_dim` rows of keys, then `value_dim` of values, as floats. The part "keys"
-    has each head's transposed."""
+    """Keys, then values, of each head, as floats: `key_dim` rows, then `value_dim` rows.
+
+    The part "keys" has the rows of each head transposed."""
 
     keys: Format
     values: Format
@@ -84,7 +86,7 @@ class _Expansion(Format):
 
 
 def part_shapes(mixer: Mixer, tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of the two parts of `tensor`, whose layer has such a mixer, in files."""
+    """Return the shapes of a tensor's two parts in files, for a layer with this mixer."""
     if isinstance(mixer, LatentAttention):
         heads, rank = mixer.heads.query, mixer.latent_rank
         return (heads, rank, mixer.key_dim), (heads, mixer.value_dim, rank)
@@ -96,7 +98,7 @@ def part_shapes(mixer: Mixer, tensor: Tensor) -> tuple[tuple[int, ...], tuple[in
 def composed(
     mixer: Mixer, tensor: Tensor, first: StoredLinear, second: StoredLinear
 ) -> StoredLinear:
-    """The weight that two parts of a file are, each described as it is stored."""
+    """Describe the weight that two parts of a file make, given their own descriptions."""
     (one,), (other,) = first.parts.values(), second.parts.values()
     if isinstance(mixer, LatentAttention):
         form: Format = _Expansion(first.format, second.format, mixer.key_dim, mixer.value_dim)
@@ -116,7 +118,7 @@ def _floats(rows: Rows) -> Floats:
 
 
 def _stacked(first: Rows, second: Rows) -> Rows:
-    """Rows of one format, those of `second` behind those of `first`."""
+    """Stack the rows of `second` below those of `first`. Both have the same format."""
     if not isinstance(first, GroupedIntegers) or not isinstance(second, GroupedIntegers):
         return np.concatenate((_floats(first), _floats(second)))
     minimums = None

@@ -1,7 +1,7 @@
-"""What a GGUF file says of its model, as the config.json that the model was converted from.
+"""Translation of a GGUF file's metadata into the config.json that the model was converted from.
 
-`families` reads the result as it reads such a file. What the conversion dropped is put back as
-llama.cpp computes it. A setting that isn't known is refused, never ignored. No torch here.
+`families` reads the result like a real config.json. Settings that the conversion dropped get the
+values of llama.cpp. An unknown setting is refused, never ignored. No torch here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from aioserve.models.rope import longrope_scale
 __all__ = ["FAMILIES", "architecture_of", "generation_of", "read_config"]
 
 _QUANTIZATION = 2
-"""What the layout of blocks is called. Since 2023 it is this one."""
+"""Version of the layout of blocks, the only one since 2023."""
 _EVERYWHERE = frozenset(
     {
         "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
@@ -59,24 +59,25 @@ _ZERO_IS_NONE = (
     "attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base",
     "expert_group_count", "expert_group_used_count", "expert_weights_scale", "expert_gating_func",
 )  # fmt: skip
-"""Known keys of which zero says no more than that there is nothing to say, as llama.cpp has it."""
+"""Known keys for which zero means that they are not set, as in llama.cpp."""
 _PLAIN: Mapping[str, object] = dict.fromkeys(
     ("expert_weights_scale", "logit_scale", "residual_scale", "embedding_scale"), 1
 )
-"""Keys that are known in some families alone, and the value that changes nothing in others."""
+"""Keys that only some families know, with the value that changes nothing in the others."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 def architecture_of(metadata: Mapping[str, Any], source: str) -> str:
-    """`general.architecture`, one of `FAMILIES`.
+    """Read `general.architecture`, one of `FAMILIES`.
 
-    Raises `UnsupportedModelError` for others, for mixtures of experts, and for files that hold no
-    language model: projectors of images, importance matrices, adapters, bare vocabularies.
+    Raises `UnsupportedModelError` for other architectures, and for experts in families without
+    them. Files without a language model are refused, too: projectors of images, importance
+    matrices, adapters, bare vocabularies.
     """
     general = Fields(metadata, source)
     kind = general.text("general.type", "model")
-    if kind == "imatrix":  # it says nothing else
+    if kind == "imatrix":  # it has no other metadata
         raise UnsupportedModelError(
             f"{source}: holds an importance matrix (imatrix), which quantisers read: give the file "
             f"of a model"
@@ -107,13 +108,11 @@ def read_config(
     vector: ReadVector,
     source: str,
 ) -> dict[str, Any]:
-    """Fields of config.json for `DecoderConfig.from_dict`, ids of tokens left out.
+    """Make fields of config.json for `DecoderConfig.from_dict`, without token ids.
 
-    Args:
-        metadata: of the file.
-        shapes: of its tensors, by their names in the file.
-        vector: reads one of them.
-        source: name of the file in errors.
+    - shapes: shapes of the file's tensors, by their names in the file.
+    - vector: function that reads a small tensor.
+    - source: name of the file in errors.
 
     Raises `ModelError` naming file and key.
     """
@@ -140,8 +139,9 @@ def read_config(
 
 
 def _known(keys: Fields, known: frozenset[str]) -> Fields:
-    """The keys without those that ask for nothing. Raises `UnsupportedModelError` for others that
-    aren't known."""
+    """Return the keys without those that change nothing.
+
+    Raises `UnsupportedModelError` for unknown ones."""
     left = {}
     for key, value in keys.values.items():
         plain = value.tolist() if isinstance(value, np.ndarray) else value
@@ -156,7 +156,7 @@ def _known(keys: Fields, known: frozenset[str]) -> Fields:
 
 
 def _holds_all(keys: Fields, key: str) -> bool:
-    """Return true if `key` is a window as long as the context, which leaves nothing out."""
+    """True if `key` is a window at least as long as the context, which changes nothing."""
     return (
         key == "attention.sliding_window"
         and not keys.has("rope.scaling.type")
@@ -165,7 +165,7 @@ def _holds_all(keys: Fields, key: str) -> bool:
 
 
 def generation_of(metadata: Mapping[str, Any], source: str) -> dict[str, Any] | None:
-    """Fields of generation_config.json, from `general.sampling`; None if the file says nothing."""
+    """Make fields of generation_config.json from `general.sampling`; None if there are none."""
     prefix = "general.sampling."
     fields = {
         "temp": "temperature",
@@ -199,8 +199,9 @@ def _qwen3(model: FileModel) -> dict[str, Any]:
 
 
 def _gemma(model: FileModel, pattern: int, large: int) -> dict[str, Any]:
-    """`large` is the number of layers of the model of 27 B, whose scores are scaled by another
-    number than the others', which files don't say."""
+    """Read a Gemma. `large` is the number of layers of the 27B model.
+
+    Its scores have another scale than those of smaller models, and files don't contain it."""
     config = whole_heads(model, sizes(model))
     keys, layers, window = model.keys, config["num_hidden_layers"], window_of(model.keys)
     scalar = config["head_dim"]
@@ -223,7 +224,7 @@ def _gemma(model: FileModel, pattern: int, large: int) -> dict[str, Any]:
 
 
 def _pattern(keys: Fields, default: int) -> int:
-    """Every how many layers one sees everything."""
+    """Period of layers with full attention: 6 means that every sixth layer has it."""
     return keys.integer("attention.sliding_window_pattern", default)
 
 
@@ -253,7 +254,7 @@ def _phi3(model: FileModel) -> dict[str, Any]:
         return config | scaled_rope(model)
     if keys.has("rope.scaling.attn_factor"):
         said, original = keys.number("rope.scaling.attn_factor"), _original(config)
-        # Files have it in float32. The number that it was rounded from follows from the lengths.
+        # Files round it to float32. The exact number follows from the lengths.
         own = longrope_scale(config["max_position_embeddings"] / original, original)
         if np.float32(said) != np.float32(own):
             factors["attention_factor"] = said
@@ -261,7 +262,7 @@ def _phi3(model: FileModel) -> dict[str, Any]:
 
 
 def _original(config: dict[str, Any]) -> int:
-    """The context of the pretraining of a Phi-3."""
+    """Longest context of a Phi-3's pretraining, in tokens."""
     return config.get("original_max_position_embeddings", ORIGINAL_POSITIONS_OF_PHI3)
 
 
@@ -279,10 +280,10 @@ def _gpt2(model: FileModel) -> dict[str, Any]:
 
 class _Family(NamedTuple):
     architecture: str
-    """In config.json."""
+    """Name of the architecture in config.json."""
     read: Callable[[FileModel], dict[str, Any]]
     keys: frozenset[str]
-    """All that files may say."""
+    """Keys that files of the family may have, without the prefix."""
 
 
 def _family(architecture: str, read: Callable[[FileModel], dict[str, Any]], *keys: str) -> _Family:
@@ -322,6 +323,6 @@ FAMILIES: Mapping[str, _Family] = {
     "phi3": _family("Phi3ForCausalLM", _phi3, _WINDOW),
     "gpt2": _Family("GPT2LMHeadModel", _gpt2, _EVERYWHERE | {"attention.layer_norm_epsilon"}),
 }
-"""What `general.architecture` may be."""
+"""Supported values of `general.architecture`."""
 _MIXTURES = ("llama", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss", "deepseek2")
 """Families that may have experts."""

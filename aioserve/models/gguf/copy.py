@@ -1,5 +1,6 @@
-"""Writes a model in a directory as one GGUF file: weights rounded to a mixture of formats, config,
-tokenizer and chat template. No torch here."""
+"""Conversion of a model directory to one GGUF file, with weights in a mixture of formats.
+
+The file also has the config, the tokenizer and the chat template. No torch here."""
 
 from __future__ import annotations
 
@@ -42,12 +43,11 @@ _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(?:weight|bias)")
 
 
 def write_gguf(model: Path, out: Path, mix: Mix, *, progress: OnProgress | None = None) -> Written:
-    """Write the file `out`, which must end with .gguf and not be there: it appears when it is
-    complete, until then it lies in a hidden directory beside it. `progress` is called with bytes of
-    tensors.
+    """Write the file `out`, which must end with .gguf and not exist.
 
-    Raises `ConfigError` naming `out` or `model` where they can't be what they are to be, and
-    `ModelError` for a model that can't be read.
+    It appears when it is complete. Until then, it is in a hidden directory next to `out`.
+    `progress` is called with (bytes done, bytes in total) of tensors. Raises `ConfigError` naming
+    `out` or `model` if they are unsuitable, and `ModelError` for a model that can't be read.
     """
     target = free_file(out, ".gguf")
     files = model_files(model)
@@ -70,7 +70,7 @@ def write_gguf(model: Path, out: Path, mix: Mix, *, progress: OnProgress | None 
 
 
 def _has_own_head(config: DecoderConfig, weights: StoredWeights) -> bool:
-    """Whether the output layer isn't the embedding."""
+    """True if the output layer is a weight of its own, not the embedding."""
     if config.head not in weights:
         return False
     return not (
@@ -79,7 +79,7 @@ def _has_own_head(config: DecoderConfig, weights: StoredWeights) -> bool:
 
 
 class _Copy:
-    """The tensors of one model, and what becomes of each."""
+    """Tensors of one model, and the file that is written of them."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class _Copy:
                     progress(done, self.read_bytes)
 
     def _rows(self, tensor: Tensor) -> Iterator[tuple[int, Floats]]:
-        """Rows in the order of the file, some at a time, each with the number of the first."""
+        """Yield blocks of rows in the order of the file, each with the index of its first row."""
         stored = self._weights[tensor]
         blocks = stored.blocks()
         heads = paired_heads(self._settings.family, self._config.heads, tensor)

@@ -1,10 +1,10 @@
-"""Rounds floats to the blocks of GGUF's formats: the other direction of `formats`.
+"""Rounding of floats to blocks of GGUF's formats: the reverse of `formats`.
 
-The layouts are those of `formats`, and so are the values. The rounding is our own: each group gets
-the scale, and perhaps the minimum, that leaves the least squared error among some tries, each of
-which is fitted to the integers that it gives (as llama.cpp fits them, with other weights). Formats
-with 256 values in a block then round the scales of its groups to small integers that share
-a float16, and find the values anew. No files and no torch here.
+Layouts and values are those of `formats`. The rounding is our own. Each group tries some scales,
+and perhaps minimums, and keeps those with the least squared error. Each try is fitted to the
+integers that it gives, as in llama.cpp, but with other weights. Formats with 256 values in a block
+then round the scales of its groups to small multiples of a float16. After that, they round the
+values again. No files and no torch here.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Blocks = npt.NDArray[np.void]
 Numbers = npt.NDArray[Any]
 
 _TRIES = np.arange(-9, 10, dtype=np.float32) / 10
-"""How many steps more or less the largest value may become."""
+"""Offsets, in steps, of the largest integer that are tried."""
 _LARGEST_F16 = np.float32(65504)
 
 
 def encoded(form: GGUFFormat, weight: Floats) -> npt.NDArray[np.uint8]:
-    """Rows float32 [out, in] as blocks, uint8 [out, bytes of a row]. The format is one of
-    `ENCODED`, and rows are whole blocks.
+    """Encode rows, float32 [out, in], into blocks, uint8 [out, bytes of a row].
 
-    Raises `WeightsError` for NaN, infinity, and what is beyond the range of the format's scales.
+    The format must be in `ENCODED`, and rows must be whole blocks. Raises `WeightsError` for NaN,
+    infinity, and numbers beyond the range of the format's scales.
     """
     if not np.isfinite(weight).all():
         raise WeightsError("NaN and infinity can't be quantised")
@@ -50,14 +50,14 @@ def _beyond() -> WeightsError:
 
 
 def _half(scales: Floats) -> Floats:
-    """Scales as float16 has them."""
+    """Round scales to float16. Raises `WeightsError` beyond its range."""
     if (np.abs(scales) > _LARGEST_F16).any():
         raise _beyond()
     return scales.astype(np.float16).astype(np.float32)
 
 
 def _over(values: Numbers, by: Numbers) -> Floats:
-    """Quotients; zeros where the divisor is zero."""
+    """Divide `values` by `by`, with zero where the divisor is zero."""
     return np.divide(
         values,
         by,
@@ -67,7 +67,7 @@ def _over(values: Numbers, by: Numbers) -> Floats:
 
 
 def _symmetric(groups: Floats, most: int) -> Floats:
-    """A scale for each group [..., n], whose values become integers in [-most, most): [..., 1]."""
+    """Choose a scale [..., 1] for each group [..., n] of integers in [-most, most)."""
     at = np.abs(groups).argmax(axis=-1)[..., None]
     largest = np.take_along_axis(groups, at, axis=-1)
     best, best_gain = np.zeros_like(largest), np.full_like(largest, -1)
@@ -85,8 +85,9 @@ def _symmetric(groups: Floats, most: int) -> Floats:
 
 
 def _affine(groups: Floats, most: int, *, below_zero: bool) -> tuple[Floats, Floats]:
-    """Scale and minimum of each group, [..., 1], whose values become integers in [0, most]. With
-    `below_zero` no minimum is above zero."""
+    """Choose a scale and a minimum [..., 1] for each group [..., n] of integers in [0, most].
+
+    With `below_zero`, minimums are at most zero."""
     count = groups.shape[-1]
     least = groups.min(axis=-1, keepdims=True)
     if below_zero:
@@ -98,7 +99,7 @@ def _affine(groups: Floats, most: int, *, below_zero: bool) -> tuple[Floats, Flo
     best_error = np.square(integers * scale + minimum - groups).sum(axis=-1, keepdims=True)
     best, best_minimum = scale, minimum
     for more in _TRIES:
-        # From the best minimum so far: an outlier moves it far from the least value.
+        # The best minimum so far is the base: an outlier may move it far from the least value.
         steps = (groups - best_minimum) * (most + more)
         integers = np.clip(np.rint(_over(steps, largest - best_minimum)), 0, most)
         ones = integers.sum(axis=-1, keepdims=True)
@@ -120,13 +121,14 @@ def _affine(groups: Floats, most: int, *, below_zero: bool) -> tuple[Floats, Flo
 
 
 def _nearest(groups: Numbers, scales: Numbers, least: int, most: int) -> npt.NDArray[np.uint8]:
-    """Integers from `least` to `most`, counted from `least`."""
+    """Round to integers from `least` to `most`, and subtract `least`."""
     return (np.clip(np.rint(_over(groups, scales)), least, most) - least).astype(np.uint8)
 
 
 def _packed(values: Numbers, bits: int, run: int) -> npt.NDArray[np.uint8]:
-    """Values [..., n] of `bits` bits in bytes: of each run of bytes first the lowest bits of all,
-    then the next."""
+    """Pack values [..., n] of `bits` bits into bytes.
+
+    In each run of `run` bytes, the first values are in the lowest bits, the next in higher ones."""
     per_byte = 8 // bits
     parts = values.reshape(*values.shape[:-1], -1, per_byte, run)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
@@ -166,7 +168,7 @@ def _store_small(values: Numbers, blocks: Blocks) -> None:
 
 
 def _shared(scales: Floats, most: int) -> tuple[Floats, Floats]:
-    """A float16 for each block, [..., 1], and the integers that its scales [..., groups] become."""
+    """Return a float16 for each block, [..., 1], and its scales as multiples, [..., groups]."""
     at = np.abs(scales).argmax(axis=-1)[..., None]
     shared = _half(np.take_along_axis(scales, at, axis=-1) / np.float32(most))
     return shared, np.clip(np.rint(_over(scales, shared)), -abs(most), abs(most) - (most < 0))
@@ -178,8 +180,10 @@ def _best_near(
     minimums: tuple[Floats, Floats],
     most: int,
 ) -> tuple[Floats, Floats]:
-    """Small integers of scales and minimums, each at most 1 from those given behind the numbers
-    that they multiply, that leave each group the least error: [..., groups]."""
+    """Choose the multiples of scales and minimums that leave each group the least error.
+
+    `scales` and `minimums` are pairs of shared numbers and multiples, and each multiple may change
+    by at most 1. Returns new multiples of both, [..., groups]."""
     best = scales[1], minimums[1]
     least_error = np.full_like(best[0], np.inf)
     for more, deeper in itertools.product((0, 1, -1), repeat=2):
@@ -205,7 +209,7 @@ def _k_with_minimum(groups: Floats, blocks: Blocks, bits: int) -> None:
     blocks["d"], blocks["dmin"] = d[..., 0], dmin[..., 0]
     small, less = scales.astype(np.uint8), minimums.astype(np.uint8)
     stored = np.empty((*blocks.shape, 12), np.uint8)
-    # Six bits of the first four in a byte each; the others' upper two bits above them.
+    # The first four have six bits in a byte each. Above these are two bits of each of the others.
     stored[..., :4] = small[..., :4] | (small[..., 4:] >> 4) << 6
     stored[..., 4:8] = less[..., :4] | (less[..., 4:] >> 4) << 6
     stored[..., 8:] = (small[..., 4:] & 15) | (less[..., 4:] & 15) << 4
@@ -255,4 +259,4 @@ ENCODED: Mapping[str, Callable[[Floats, Blocks], None]] = {
     "Q5_K": lambda groups, blocks: _k_with_minimum(groups, blocks, 5),
     "Q6_K": _q6_k,
 }
-"""What fills blocks [out, blocks] from their values [out, blocks, values], by the format's name."""
+"""Functions that fill blocks [out, blocks] from values [out, blocks, values], by format name."""

@@ -1,10 +1,10 @@
-"""One GGUF file: opens it, and says what its metadata are and where in it each tensor lies.
+"""GGUF file: opens it, reads its metadata, and finds the place of each tensor in it.
 
-The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): a magic and a version,
-counts, metadata as typed pairs, descriptions of tensors, then the tensors, each at a multiple of
-the alignment. Whatever a file claims is compared with its size and with bounds before memory is
-taken for it. Files are opened, not mapped: one that is cut off while it is read is an error then,
-where a map of it would kill the process.
+The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) has a magic number, a
+version, counts, metadata as typed pairs and descriptions of tensors. Then come the tensors, each at
+a multiple of the alignment. Claims of a file are compared with its size and with bounds before
+memory is allocated for them. Files are read, not mapped: a file truncated while it is read raises
+an error, where a mapping would kill the process.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from aioserve.models.stored import StoredTensor
 __all__ = ["MAX_HEADER_BYTES", "MAX_TENSORS", "GGUFFile", "Metadata", "short_decimal"]
 
 MAX_HEADER_BYTES = 64 << 20
-"""Largest size of what stands before the tensors. A vocabulary of 262,144 tokens takes 7 MB."""
+"""Most bytes before the tensors. A vocabulary of 262,144 tokens takes 7 MB."""
 MAX_TENSORS = 1 << 16
 MAX_PAIRS = 1 << 16
-"""Most metadata of a file, which has about forty."""
+"""Most metadata pairs of a file. Usual files have about forty."""
 MAX_STRINGS = 1 << 21
 """Most strings of a file's metadata: tokens and merges."""
 _MAX_KEY_BYTES = 256
@@ -48,17 +48,18 @@ _COUNT = struct.Struct("<Q")
 _KIND = struct.Struct("<I")
 
 Metadata = dict[str, Any]
-"""int, float, bool, str, list[str], or a numpy array of numbers or bools. A float32 is the shortest
-decimal number that rounds to it, as the model's config has it."""
+"""Values by key: int, float, bool, str, list[str], or a numpy array of numbers or bools.
+
+A float32 becomes the shortest decimal number that rounds to it, as in the model's config."""
 
 
 class GGUFFile:
-    """Open until `close`. `metadata` is what it says, `tensors` are its tensors by name; their
-    `dtype` is the name of a format, their shape is [out, in].
+    """GGUF file, open until `close`, with its `metadata` and its `tensors` by name.
 
-    Raises `WeightsError` for a file that can't be opened, isn't complete or contradicts itself, and
-    `UnsupportedModelError` for a version, byte order or format of tensors that can't be read; both
-    name the file, what is wrong with what in it, and the limit.
+    The `dtype` of a tensor is the name of a format, its shape [out, in]. Raises `WeightsError` for
+    a file that can't be opened, is incomplete or contradicts itself. Raises `UnsupportedModelError`
+    for a version, byte order or format of tensors that can't be read. Both name the file, the
+    fault, and the limit that it breaks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,7 +71,7 @@ class GGUFFile:
         try:
             header = _Header(path, self._file)
             self.num_bytes: int = header.file_bytes
-            """Size of the file."""
+            """Size of the file in bytes."""
             num_pairs, num_tensors = _read_start(header)
             self.metadata: Metadata = _read_metadata(header, num_pairs)
             self.tensors: dict[str, StoredTensor] = self._read_tensors(header, num_tensors)
@@ -132,12 +133,12 @@ class GGUFFile:
 
 
 class _Header:
-    """The first bytes of a file, read as far as they are asked for."""
+    """First bytes of a file, read on demand."""
 
     def __init__(self, path: Path, file: int) -> None:
         self.path = path
         self.at: int = 0
-        """How far it was read."""
+        """Number of bytes taken so far."""
         self.strings_left: int = MAX_STRINGS
         self.file_bytes: int = os.fstat(file).st_size
         self._file = file
@@ -147,7 +148,7 @@ class _Header:
         raise WeightsError(f"{self.path}: not a complete GGUF file: {why}")
 
     def take(self, count: int, what: str) -> bytes:
-        """The next `count` bytes, which are `what`."""
+        """Take the next `count` bytes. `what` names them in errors."""
         end = self.at + count
         if end > len(self._bytes):
             self._read(end, what)
@@ -210,7 +211,7 @@ class _Header:
 
 
 def _read_start(header: _Header) -> tuple[int, int]:
-    """How many metadata and how many tensors the file has."""
+    """Read the numbers of metadata pairs and of tensors, after the magic number and the version."""
     magic = header.take(4, "the magic") if header.file_bytes >= 4 else b""
     if magic != b"GGUF":
         if magic == b"vers":
@@ -279,13 +280,14 @@ def _scalar(kind: int, numbers: npt.NDArray[Any]) -> int | float | bool:
 
 
 def short_decimal(number: np.float32) -> float:
-    """The shortest decimal number that rounds to `number`. 1e-05 in float32 is
-    9.999999747378752e-06 as a Python float, and was 1e-05 in config.json."""
+    """Return the shortest decimal number that rounds to `number`.
+
+    In float32, config.json's 1e-05 becomes 9.999999747378752e-06 as a Python float."""
     return float(str(number))
 
 
 def _read_tensor(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
-    """Name, shape, number of the format, offset."""
+    """Read the name, shape, number of the format, and offset of a tensor."""
     name = header.name("the name of a tensor", _MAX_NAME_BYTES)
     axes = header.number(_KIND, f"the number of axes of {name}")
     if not 1 <= axes <= _MOST_AXES:

@@ -1,8 +1,8 @@
-"""The number formats of GGUF files: blocks of values and scales, and what weights they stand for.
+"""Number formats of GGUF files: blocks of values and scales, and their decoding to weights.
 
-A row of a tensor is a whole number of blocks; `decoded` makes `GroupedIntegers`, or floats, of any
-range of rows. Block layouts are those of https://github.com/ggml-org/ggml (`ggml-common.h`). Values
-equal that library's bit for bit. No files and no torch here.
+A row of a tensor is a whole number of blocks. `decoded` makes `GroupedIntegers` or floats of any
+rows. Block layouts are those of https://github.com/ggml-org/ggml (`ggml-common.h`), and values
+equal that library's, bit for bit. No files and no torch here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Floats = npt.NDArray[np.float32]
 
 
 _SHARED = 256
-"""Values whose scales are small integers that share a float16."""
+"""Number of values in blocks whose scales are small multiples of one float16."""
 
 
 class _Decoded(NamedTuple):
-    """What blocks hold. The leading axes are [rows, blocks]."""
+    """Contents of blocks. The leading axes are [rows, blocks]."""
 
     values: npt.NDArray[Any]
-    """int8, or uint8 below 128; the axes behind the leading ones are a block's values in order."""
+    """Values as int8, or uint8 below 128. The further axes have a block's values in order."""
     scales: Floats
     minimums: Floats | None
     bits: int
@@ -38,21 +38,21 @@ class _Decoded(NamedTuple):
 
 
 class GGUFFormat(NamedTuple):
-    """One type of tensor."""
+    """Format of a tensor."""
 
     name: str
-    """As the field spells it: Q4_K, BF16."""
+    """Usual name: Q4_K, BF16."""
     number: int
-    """As files spell it (`ggml_type`)."""
+    """Number in files (`ggml_type`)."""
     values_per_block: int
-    """In a row, whose length is a multiple of this."""
+    """Values of a row in one block. The length of a row is a multiple of it."""
     block: np.dtype[Any]
     """Fields of one block, without gaps."""
     decode: Callable[[npt.NDArray[Any]], _Decoded | Floats]
 
     @property
     def scales(self) -> Scales:
-        """What the scales of its integers are."""
+        """Kind of the scales of its integers."""
         if self.values_per_block == _SHARED:
             return "multiples"
         return "bfloat16" if "e" in (self.block.names or ()) else "float16"
@@ -62,15 +62,15 @@ class GGUFFormat(NamedTuple):
         return self.block.itemsize
 
     def bytes_per_row(self, columns: int) -> int:
-        """Size of a row of `columns` values, which are whole blocks."""
+        """Bytes of a row of `columns` values, which must be whole blocks."""
         return columns // self.values_per_block * self.bytes_per_block
 
 
 def decoded(form: GGUFFormat, rows: Bytes) -> GroupedIntegers | Floats:
-    """The weights of `rows`, uint8 [out, bytes of a row], in memory of their own.
+    """Decode `rows`, uint8 [out, bytes of a row], into new memory.
 
-    Integers keep the groups of the format, floats become float32 [out, in]. Scales may be anything
-    that float16 holds: whoever computes with them must expect NaN and infinity.
+    Integers keep the groups of the format; floats become float32 [out, in]. Scales may be any
+    float16, so that callers must expect NaN and infinity.
     """
     blocks = np.ascontiguousarray(rows).view(form.block)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -91,15 +91,16 @@ def decoded(form: GGUFFormat, rows: Bytes) -> GroupedIntegers | Floats:
 
 
 def format_name(number: int) -> str:
-    """Name of a type that files may have, loadable or not, for messages."""
+    """Name of a format by its number, supported or not, for messages."""
     if number in FORMATS:
         return FORMATS[number].name
     return _OTHERS.get(number, f"number {number}")
 
 
 def _unpacked(packed: Bytes, bits: int, run: int) -> Bytes:
-    """Values of `bits` bits in bytes [..., n], as [..., n / run, 8 / bits, run]: of each run of
-    bytes first the lowest bits of all, then the next."""
+    """Unpack values of `bits` bits from bytes [..., n] to [..., n / run, 8 / bits, run].
+
+    In each run of `run` bytes, the first values are in the lowest bits, the next in higher ones."""
     runs = packed.reshape(*packed.shape[:-1], -1, run)
     out = np.empty((*runs.shape[:-1], 8 // bits, run), np.uint8)
     for part in range(8 // bits):
@@ -117,7 +118,7 @@ def _f32(numbers: npt.NDArray[Any]) -> Floats:
 
 def _q4_0(blocks: npt.NDArray[Any]) -> _Decoded:
     values = _unpacked(blocks["qs"], 4, 16)
-    values -= 8  # modulo 256, which is right for int8
+    values -= 8  # wraps modulo 256, as int8 needs
     return _Decoded(values, _f32(blocks["d"]), None, 4)
 
 
@@ -168,8 +169,10 @@ def _q3_k(blocks: npt.NDArray[Any]) -> _Decoded:
 
 
 def _eight_scales(blocks: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """Scales and minimums of eight groups: four of each have their six bits in one byte, the others
-    four bits in a byte that they share, and two in what those of the first four leave."""
+    """Unpack the scales and the minimums of eight groups, six bits each.
+
+    Those of the first four groups have a byte each. The others have four bits in a byte that a
+    scale and a minimum share, and two in the free bits of the first four."""
     first, second, shared = (blocks["scales"][..., at : at + 4] for at in (0, 4, 8))
     scales = np.concatenate((first & 63, shared & 15 | first >> 2 & 48), axis=-1)
     minimums = np.concatenate((second & 63, shared >> 4 | second >> 2 & 48), axis=-1)
@@ -199,7 +202,7 @@ def _q6_k(blocks: npt.NDArray[Any]) -> _Decoded:
 
 @functools.cache
 def _halves(table: tuple[int, ...]) -> tuple[bytes, bytes]:
-    """Bytes that stand for a byte's low half, and for its high half."""
+    """Tables from a byte to the value of its low half, and to that of its high half."""
     chosen = np.array(table, np.int8).tobytes()
     return chosen * 16, bytes(chosen[byte >> 4] for byte in range(256))
 
@@ -246,7 +249,7 @@ def _bf16(blocks: npt.NDArray[Any]) -> Floats:
 
 
 def _format(name: str, number: int, values: int, fields: str, decode: Any) -> GGUFFormat:
-    """`fields` are "name:type" with numpy's types, "name:u1*16" for an array."""
+    """Make a format. `fields` are "name:type" with numpy's types, "name:u1*16" for an array."""
     block: list[tuple[Any, ...]] = []
     for field in fields.split():
         key, _, kind = field.partition(":")
@@ -276,7 +279,7 @@ FORMATS = {
         _format("MXFP4", 39, 32, "e:u1 qs:u1*16", _mxfp4),
     )
 }
-"""Every format that can be loaded, by its number."""
+"""Formats that can be loaded, by number."""
 
 _OTHERS = {
     4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",

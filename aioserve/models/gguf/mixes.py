@@ -1,7 +1,7 @@
-"""Which format each tensor of a quantised GGUF file has: the mixtures that llama.cpp's files have.
+"""Mixtures of formats in quantised GGUF files, as in llama.cpp.
 
-Where a format needs more columns in a row than a tensor has, one of about as many bits with shorter
-blocks takes its place.
+If the rows of a tensor are not whole blocks of a format, one of about as many bits with shorter
+blocks replaces it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ _SENSITIVE = ("attn_v", "ffn_down")
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """One type of file."""
+    """Formats of one type of file."""
 
     number: int
-    """As files spell it (`general.file_type`)."""
+    """Number of the type in files (`general.file_type`)."""
     most: str
     """Format of most matrices."""
     output: str
-    """Format of the output layer, and of an embedding that is the output layer."""
+    """Format of the output layer, and of an embedding that is also the output layer."""
     sensitive: str | None = None
-    """Format of values and down projections in about half of the layers; None: as the others."""
+    """Format of values and down projections in about half of the layers; None: `most`."""
     fused: str | None = None
-    """Format of queries, keys and values in one matrix; None: as the others."""
+    """Format of matrices that fuse queries, keys and values; None: `most`."""
 
     def form(
         self, name: str, columns: int, layer: int | None, num_layers: int, *, is_output: bool
     ) -> GGUFFormat:
-        """Format of a matrix. `name` is what its file calls it, without the layer's number; `layer`
-        None: it is in no layer."""
+        """Choose the format of a matrix by its `name` in files, without the number of the layer.
+
+        `layer` is None for matrices outside of layers."""
         wanted = self.output if is_output else self.most
         if self.sensitive is not None and name in _SENSITIVE and layer is not None:
             wanted = self.sensitive if _gets_more(layer, num_layers) else self.most
@@ -50,7 +51,7 @@ class Mix:
 
 
 def _gets_more(layer: int, num_layers: int) -> bool:
-    """The first and the last eighth of the layers, and every third between."""
+    """True for the first and the last eighth of the layers, and every third one between."""
     eighth = num_layers // 8
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
@@ -67,4 +68,4 @@ MIXES: Mapping[str, Mix] = {
     "Q4_1": Mix(3, "Q4_1", "Q6_K"),
     "Q4_0": Mix(2, "Q4_0", "Q6_K"),
 }
-"""Types of files by their names."""
+"""Types of files, by name."""

@@ -1,4 +1,4 @@
-"""Mixtures of experts as files of llama.cpp's converters tell them. No torch here."""
+"""Mixtures of experts in the metadata of llama.cpp's converters. No torch here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from aioserve.models.gguf.shared import (
 __all__ = ["deepseek2", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
 
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3
-"""What `expert_gating_func` may be here."""
+"""Supported values of `expert_gating_func`."""
 
 
 def mixtral(model: FileModel, config: dict[str, Any]) -> dict[str, Any]:
-    """config: of the model as a Llama, which files call it."""
+    """Read a Mixtral, which files call a Llama. `config` is that of the Llama."""
     return config | {
         "architectures": ["MixtralForCausalLM"],
         "sliding_window": window_of(model.keys),
@@ -49,7 +49,7 @@ def qwen3_moe(model: FileModel) -> dict[str, Any]:
         **_experts(model, "num_experts"),
         "moe_intermediate_size": model.keys.integer("expert_feed_forward_length"),
         "attention_bias": model.has_bias("attn_q"),
-        **_norms(model, always=True),  # files seldom say it, and llama.cpp has it so
+        **_norms(model, always=True),  # files seldom have the key; llama.cpp always normalises
     }
 
 
@@ -69,7 +69,7 @@ def gpt_oss(model: FileModel) -> dict[str, Any]:
     layers = range(config["num_hidden_layers"])
     scaling = config.get("rope_scaling", {"rope_type": "default"})
     if scaling["rope_type"] == "yarn":
-        # Files don't say, and llama.cpp rounds. The model's makers don't: so it was trained.
+        # Files lack this setting. The model was trained without truncation, which llama.cpp does.
         scaling["truncate"] = False
     return config | {
         "rope_scaling": scaling,
@@ -85,13 +85,13 @@ def gpt_oss(model: FileModel) -> dict[str, Any]:
 
 
 def deepseek2(model: FileModel) -> dict[str, Any]:
-    """DeepSeek V2, or V3 where a sigmoid scores the experts."""
+    """Read a DeepSeek V2, or a V3 if a sigmoid scores the experts."""
     keys = model.keys
     rank, rotated = keys.integer("attention.kv_lora_rank"), keys.integer("rope.dimension_count")
     key, value = _latent_heads(keys, rank, rotated)
     layers = keys.integer("block_count", most=MOST_LAYERS)
     heads = each_layer(keys, "attention.head_count")
-    # One where files have what is cached, of which all heads make their own keys and values.
+    # It is 1 in files that describe the cache: one latent for the keys and values of all heads.
     cached = each_layer(keys, "attention.head_count_kv", heads)
     if cached not in (1, heads):
         keys.invalid("attention.head_count_kv", f"1, or the number of heads, {heads}")
@@ -119,8 +119,9 @@ def deepseek2(model: FileModel) -> dict[str, Any]:
 
 
 def _experts(model: FileModel, field: str, scores: int | None = _SOFTMAX) -> dict[str, Any]:
-    """scores: what `expert_gating_func` must be where the file has it; None: it is looked at
-    elsewhere."""
+    """Read the counts of experts.
+
+    `scores` is the only `expert_gating_func` that is accepted; None: the caller checks it."""
     if scores is not None and model.keys.integer("expert_gating_func", scores) != scores:
         model.keys.unsupported("expert_gating_func", f"of this architecture it is {scores}")
     return {
@@ -130,8 +131,9 @@ def _experts(model: FileModel, field: str, scores: int | None = _SOFTMAX) -> dic
 
 
 def _norms(model: FileModel, *, always: bool = False) -> dict[str, Any]:
-    """Return `norm_topk_prob`: true if the weights of the chosen experts are scaled to a sum of 1.
-    `always`: the architecture does so, and a file that denies it is refused."""
+    """Read `norm_topk_prob`: true if the weights of the chosen experts are scaled to a sum of 1.
+
+    `always`: the architecture does so, and a file with false is refused."""
     said = model.keys.flag("expert_weights_norm", always)
     if always and not said:
         model.keys.unsupported("expert_weights_norm", "this architecture makes weights 1 in sum")
@@ -139,8 +141,9 @@ def _norms(model: FileModel, *, always: bool = False) -> dict[str, Any]:
 
 
 def _latent_heads(keys: Fields, rank: int, rotated: int) -> tuple[int, int]:
-    """Dimensions of a head's key and of its value. Files whose keys and values are those that are
-    cached have the heads' own under other names."""
+    """Read the dimensions of a head's key and of its value.
+
+    In some files, the usual keys describe the cache, and those with "_mla" describe heads."""
     key, value = "attention.key_length", "attention.value_length"
     if keys.has(f"{key}_mla"):
         for name, cached in ((key, rank + rotated), (value, rank)):
@@ -159,14 +162,14 @@ def _latent_rope(model: FileModel) -> dict[str, Any]:
         return found
     if keys.number("rope.scaling.attn_factor", 1.0) != 1.0:
         keys.unsupported("rope.scaling.attn_factor", "yarn_log_multiplier scales this architecture")
-    # A tenth of mscale_all_dim, which mscale equals.
+    # The key is a tenth of mscale_all_dim, and mscale is equal to that.
     scale = short_decimal(np.float32(10 * keys.number("rope.scaling.yarn_log_multiplier")))
     found["rope_scaling"] |= {"mscale": scale, "mscale_all_dim": scale}
     return found
 
 
 def _routed(model: FileModel) -> dict[str, Any]:
-    """How the experts are chosen. Files say what differs from a softmax over one group."""
+    """Read the routing of experts. Its default is a softmax over one group."""
     keys = model.keys
     scores = keys.integer("expert_gating_func", _SOFTMAX)
     if scores not in (_SOFTMAX, _SIGMOID):

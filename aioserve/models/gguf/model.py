@@ -1,4 +1,4 @@
-"""A GGUF file as `ModelFiles`. No torch here."""
+"""GGUF file as `ModelFiles`. No torch here."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from aioserve.text.tokenizer_file import parse_tokenizer
 __all__ = ["GGUFModel"]
 
 _MOST_VECTOR_VALUES = 1 << 12
-"""In a tensor that belongs to the config: one for each pair of dimensions of a head."""
+"""Most numbers in a tensor that belongs to the config: one for each pair of a head's dimensions."""
 
 
 class _Said(NamedTuple):
-    """What the files say, read once."""
+    """Contents of the files, read once."""
 
     metadata: Metadata
     config: dict[str, Any]
@@ -39,7 +39,7 @@ class _Said(NamedTuple):
 
 
 class GGUFModel(ModelFiles):
-    """The model whose only file, or first part, is `path`."""
+    """GGUF model whose only file, or first part, is `path`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -1,4 +1,4 @@
-"""Names of tensors: what the converters of llama.cpp call what Hugging Face's checkpoints have."""
+"""Names of tensors in GGUF files of llama.cpp's converters, and in Hugging Face's checkpoints."""
 
 from __future__ import annotations
 
@@ -104,18 +104,19 @@ _STACKED: Mapping[str, Mapping[str, str]] = {
     "gpt-oss": _QWEN_EXPERTS,
     "deepseek2": _QWEN_EXPERTS,
 }
-"""Tensors that hold those of all experts of a layer, one after the other."""
+"""Tensors in which files stack all experts of a layer, with the name of each expert's tensor."""
 
 _COMPOSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gpt-oss": {"gate_up_proj": ("gate_proj", "up_proj")},
     "deepseek2": {"kv_b_proj": ("k_b_proj", "v_b_proj")},
 }
-"""What directories have as one tensor, and files may have as several."""
+"""Tensors of directories that files may split, with the names of their parts."""
 
 
 def part_names(family: str, name: str) -> tuple[str, ...]:
-    """Names that the parts would have in a directory which files of `family` may have in place of
-    the tensor `name`; (): there are none."""
+    """Return the parts into which files of `family` may split tensor `name`, or ().
+
+    Parts are named as they would be in a directory."""
     module, _, kind = name.rpartition(".")
     at, _, last = module.rpartition(".")
     parts = _COMPOSED.get(family, {}).get(last, ())
@@ -123,8 +124,9 @@ def part_names(family: str, name: str) -> tuple[str, ...]:
 
 
 def expert_names(family: str, name: str, experts: int) -> list[str] | None:
-    """What the tensors that the tensor `name` of a file holds are called in a directory; None
-    where it is one tensor."""
+    """Return a directory's names of the experts stacked in a file's tensor `name`.
+
+    None if it is not a stacked tensor."""
     layer = _LAYER.fullmatch(name)
     inside = None if layer is None else _STACKED.get(family, {}).get(layer[2])
     if layer is None or inside is None:
@@ -133,8 +135,9 @@ def expert_names(family: str, name: str, experts: int) -> list[str] | None:
 
 
 def checkpoint_name(family: str, name: str) -> str | None:
-    """What the tensor `name` of a file of `family` (`general.architecture`) is called in a
-    directory; None if it has no name there."""
+    """Return a directory's name of a file's tensor `name`; None if it has no name there.
+
+    `family` is the file's `general.architecture`."""
     names = _NAMES[family]
     if (layer := _LAYER.fullmatch(name)) is not None:
         at = f"{'transformer.h' if family == 'gpt2' else 'model.layers'}.{layer[1]}"
@@ -149,8 +152,9 @@ def checkpoint_name(family: str, name: str) -> str | None:
 
 
 def stored_name(family: str, name: str) -> str | None:
-    """What a file of `family` calls the tensor `name` of a directory: the other direction of
-    `checkpoint_name`. None if it has no name there."""
+    """Return the name that a file of `family` has for a directory's tensor `name`, or None.
+
+    This is the reverse of `checkpoint_name`."""
     module, _, kind = name.rpartition(".")
     layer = _IN_LAYER.fullmatch(module)
     inside = module if layer is None else layer[2]

@@ -1,7 +1,7 @@
-"""Which files a GGUF model is made of: one, or parts that are numbered in their names.
+"""Files of a GGUF model: one, or several parts with numbers in their names.
 
-Parts are called `NAME-00001-of-00003.gguf` and so on. The first has the metadata, each has tensors
-of its own.
+Parts are called `NAME-00001-of-00003.gguf` and so on. The first has the metadata, and each has
+tensors of its own.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ __all__ = ["holds_gguf", "is_gguf", "meant_file", "open_parts"]
 
 
 def open_parts(path: Path, stack: ExitStack) -> list[GGUFFile]:
-    """The file `path` and the other parts of its model, which `stack` closes.
+    """Open the file `path` and the other parts of its model until `stack` closes them.
 
-    Raises `WeightsError` for parts that are missing or belong elsewhere, and as `GGUFFile` does.
+    Raises `WeightsError` for parts that are missing or belong to another model, and the errors of
+    `GGUFFile`.
     """
     named = part_of(path.name)
     if named is not None and named.number != 1:
@@ -62,26 +63,25 @@ def open_parts(path: Path, stack: ExitStack) -> list[GGUFFile]:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether `path` is a file that is called GGUF."""
+    """True if `path` is a file whose name ends with .gguf."""
     return path.suffix.lower() == ".gguf" and os.path.isfile(path)
 
 
 def holds_gguf(directory: Path) -> bool:
-    """Whether a language model in GGUF lies in `directory`, or a part of one."""
+    """True if `directory` has a language model in GGUF, or a part of one."""
     return bool(_candidates(directory))
 
 
 def meant_file(directory: Path) -> Path | None:
-    """The GGUF model in `directory` that `chosen_model` takes, by its first part; None if it holds
-    none.
+    """Return the first part of the model that `chosen_model` takes in `directory`, or None.
 
-    What sees or hears beside a language model (`mmproj`) is left aside. Raises `ModelError` naming
-    the files if there are several models, and none or more than one is of the default tag.
+    Files for images or sound (`mmproj`) are ignored. Raises `ModelError` naming the files if there
+    are several models, unless exactly one has the default tag.
     """
     names = _candidates(directory)
     if not names:
         return None
-    if not models_among(names):  # a part without the first, which is what the error is about then
+    if not models_among(names):  # the first part is missing, and `open_parts` tells that
         return directory / names[0]
     try:
         return directory / chosen_model(names)[0]
@@ -90,10 +90,10 @@ def meant_file(directory: Path) -> Path | None:
 
 
 def _candidates(directory: Path) -> list[str]:
-    """Names of files that language models may be made of."""
+    """Names of files that may be language models or parts of them."""
     try:
         names = sorted(os.listdir(directory))
-    except OSError:  # a directory that can't be read
+    except OSError:  # an unreadable directory
         return []
     return [name for name in names if is_language_model(name) and is_gguf(directory / name)]
 

@@ -1,8 +1,7 @@
-"""What a GGUF file says of SentencePiece's BPE, which a tokenizer.json has as BPE over characters.
+"""GGUF metadata for SentencePiece's BPE, which is BPE over characters in a tokenizer.json.
 
-Merges become scores: the sooner a token is made, the higher its score. `vocabulary` tells the rest
-of a tokenizer, and finds out whether the merges that follow from the scores are the same. No torch
-here.
+Merges become scores: the earlier a token is made, the higher its score. The rest of a tokenizer is
+in `vocabulary`, which also checks that the scores give the same merges again. No torch here.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from aioserve.models.gguf.tokenizer import SPACE, TokenKind
 __all__ = ["are_pieces", "pairs_of", "pieces_of", "same_merges"]
 
 _SCORE_OF_MARKS = -1000.0
-"""Converters give it to tokens that are no words."""
+"""Score that converters give to tokens that merges don't make, as control tokens."""
 _SPACES_ALIKE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 _SPACE_IN_FRONT = {"type": "Prepend", "prepend": SPACE}
 Merges = Sequence[Sequence[str]]
 
 
 def are_pieces(said: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json spells spaces as SentencePiece does, and merges whole texts."""
+    """True if a tokenizer.json spells spaces as SentencePiece does, and merges whole texts."""
     found = _normalizers(said)
     cuts = said.get("pre_tokenizer")
-    # No space is left to be cut at.
+    # A split at spaces changes nothing, since the normalizer has replaced them.
     at_spaces = {"type": "Split", "pattern": {"String": " "}}
     cuts_nothing = not cuts or cuts | at_spaces == cuts
     return (
@@ -41,8 +40,9 @@ def are_pieces(said: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
 def pieces_of(
     said: Mapping[str, Any], model: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]
 ) -> dict[str, Any]:
-    """Metadata for a tokenizer.json of which `are_pieces` is true. `kinds` are those of the tokens;
-    for this vocabulary bytes and the unknown token have kinds of their own."""
+    """Make metadata for a tokenizer.json for which `are_pieces` is true.
+
+    `kinds` are those of the tokens. Here, bytes and the unknown token get kinds of their own."""
     marked = np.array(kinds, np.int32)
     if model.get("byte_fallback"):
         ids = {token: token_id for token_id, token in enumerate(tokens)}
@@ -58,7 +58,7 @@ def pieces_of(
         token_id = tokens.index(unknown)
         marked[token_id] = TokenKind.UNKNOWN
         metadata["tokenizer.ggml.unknown_token_id"] = token_id
-    # Files have runs of spaces as such where the model's makers defined them.
+    # Files spell runs of spaces with plain spaces if they are user-defined tokens.
     defined = [kind == TokenKind.USER_DEFINED for kind in marked.tolist()]
     return metadata | {
         "tokenizer.ggml.tokens": [
@@ -71,13 +71,14 @@ def pieces_of(
 
 
 def pairs_of(model: Mapping[str, Any]) -> Merges:
-    """The merges of a tokenizer.json, in one of its two spellings."""
+    """Return the merges of a tokenizer.json as pairs, from either of its two spellings."""
     return [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
 
 
 def same_merges(one: Merges, other: Merges) -> bool:
-    """Whether two lists make the same tokens in the same order, of the same parts. In which order
-    the ways to make one token stand changes nothing: they have one score."""
+    """True if two lists make the same tokens in the same order, from the same parts.
+
+    The order among ways to make one token doesn't matter: they have one score."""
     made = [["".join(pair) for pair in merges] for merges in (one, other)]
     parts = [set(map(tuple, merges)) for merges in (one, other)]
     return made[0] == made[1] and parts[0] == parts[1]
@@ -91,14 +92,14 @@ def _scores(
         ranks.setdefault("".join(pair), len(ranks))
     found: npt.NDArray[np.float32] = np.full(len(tokens), _SCORE_OF_MARKS, np.float32)
     for token_id in np.flatnonzero(kinds == TokenKind.NORMAL).tolist():
-        # What nothing is merged into comes behind, in the order of ids.
+        # Tokens that no merge makes come last, in the order of ids.
         found[token_id] = -ranks.get(tokens[token_id], len(ranks) + token_id)
     found[kinds == TokenKind.BYTE] = 0.0
     return found
 
 
 def _normalizers(said: Mapping[str, Any]) -> list[Any]:
-    """What is done to a text, one after the other."""
+    """Steps of the normalizer, in order."""
     found = said.get("normalizer")
     if not isinstance(found, dict):
         return []

@@ -1,8 +1,8 @@
-"""How byte-level vocabularies cut text before their merges, by the name that GGUF files give.
+"""Rules by which byte-level vocabularies cut text before merges, by their names in GGUF files.
 
-A file says `tokenizer.ggml.pre = "llama-bpe"`, and what that means is agreed on between converters
-and readers. The rules here are those of the tokenizers that the models came with. A name that isn't
-here is refused: other cuts give other tokens, without any other sign.
+A file has only a name, `tokenizer.ggml.pre = "llama-bpe"`, whose meaning converters and readers
+share. The rules here are those of the models' original tokenizers. An unknown name is refused:
+other cuts would give other tokens, without any other sign.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CASED = (
     "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
     "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-"""Most letters that have cases: those of the tokenizer's own expression."""
+"""Most letters that have cases, from the tokenizer's own expression."""
 _DEEPSEEK_LLM = (
     r"[\r\n]",
     rf"\s?[{_CASED}]+",
@@ -77,20 +77,20 @@ class PreTokenizer(NamedTuple):
     """Rules of one name."""
 
     splits: tuple[str, ...] = ()
-    """Expressions that cut one after the other: what matches is a piece, and what is between."""
+    """Expressions that cut one after the other: matches become pieces, and the text between."""
     digits: bool = False
-    """Each digit is a piece."""
+    """True if each digit is a piece."""
     words: bool = False
-    """GPT-2's expression cuts last."""
+    """True if GPT-2's expression cuts last."""
     ignore_merges: bool = False
-    """A piece that is a token is one, whatever the merges make of it."""
+    """True if a piece that is a token stays whole, whatever merges would make of it."""
     composes: bool = False
-    """Text is brought into Unicode's composed form (NFC) first."""
+    """True if text is brought into Unicode's composed form (NFC) first."""
     adds_bos: bool = False
-    """Unless the file says otherwise."""
+    """True if texts begin with BOS, unless the file has another setting."""
 
     def pre_tokenizer(self) -> dict[str, Any]:
-        """As tokenizer.json has it."""
+        """Make the `pre_tokenizer` of a tokenizer.json."""
         parts: list[dict[str, Any]] = [
             {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
             for split in self.splits
@@ -134,4 +134,4 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM, digits=True),
     "deepseek-v3": PreTokenizer(_DEEPSEEK_V3),
 }
-"""Every name that is known."""
+"""Known names with their rules."""

@@ -1,7 +1,7 @@
-"""Metadata of a GGUF file for a model in a directory: the other direction of `config`.
+"""Metadata of a GGUF file for a model directory: the reverse of `config`.
 
-What a file would say is read again by `config`, and a model that would come out as another one is
-refused: nothing that has no place in a file is left out in silence. No torch here.
+`config` reads the metadata again, and a model that would come out different is refused. No setting
+is dropped silently because files have no place for it. No torch here.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ WRITTEN: Mapping[str, str] = {
     "Phi3ForCausalLM": "phi3",
     "GPT2LMHeadModel": "gpt2",
 }
-"""What files call the architectures that can be written."""
+"""Architectures that can be written, with their names in files."""
 _VERSION_OF_BLOCKS = 2
 _DIVISORS = "rope_freqs.weight"
 _SOURCE = "the GGUF file to be written"
 
 
 class Settings(NamedTuple):
-    """What a file says of a model beside its tokenizer."""
+    """Contents of a file about a model, without its tokenizer."""
 
     family: str
-    """`general.architecture`"""
+    """Value of `general.architecture`."""
     metadata: dict[str, Any]
     vectors: dict[str, Floats]
     """Tensors that belong to the settings, by their names in the file."""
 
 
 def settings_of(config: DecoderConfig, file_type: int, *, own_head: bool) -> Settings:
-    """Settings of a file of that type; `own_head`: the output layer is a tensor of its own.
+    """Make the settings of a file of type `file_type` (`general.file_type`).
 
-    Raises `ConfigError` for an architecture that can't be written, and for one with a setting that
-    would be another one in the file.
+    `own_head` is true if the output layer is a tensor of its own. Raises `ConfigError` for an
+    architecture that can't be written, and for a setting that the file would change.
     """
     if (family := WRITTEN.get(config.architecture)) is None:
         raise ConfigError(
@@ -79,7 +79,7 @@ def settings_of(config: DecoderConfig, file_type: int, *, own_head: bool) -> Set
 
 
 def _sizes(config: DecoderConfig) -> dict[str, Any]:
-    """What all have."""
+    """Metadata of all architectures."""
     return {
         "vocab_size": config.vocab_size,
         "context_length": config.max_position_embeddings,
@@ -95,7 +95,7 @@ def _gpt2(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _rotary(config: DecoderConfig, family: str) -> dict[str, Any]:
-    """Llama and its relatives."""
+    """Metadata of Llama and its relatives."""
     heads, known = config.heads, FAMILIES[family].keys
     said = _sizes(config) | {
         "attention.head_count_kv": heads.kv,
@@ -105,7 +105,7 @@ def _rotary(config: DecoderConfig, family: str) -> dict[str, Any]:
     }
     sliding = [layer.mixer for layer in config.layers if layer.mixer.window]
     windows = [one.window for one in sliding] or [0]
-    # Readers tell a Phi-3 without a window by its zero, and expect none in other files.
+    # Readers expect zero for a Phi-3 without a window, and no such key in other files.
     if "attention.sliding_window" in known and (windows[0] or family == "phi3"):
         said["attention.sliding_window"] = windows[0]
     if "attention.sliding_window_pattern" in known and sliding:
@@ -124,7 +124,7 @@ def _rotary(config: DecoderConfig, family: str) -> dict[str, Any]:
 
 
 def _rope_of(config: DecoderConfig) -> RopeConfig | None:
-    """The rope of the layers that see everything, or of all where none does."""
+    """Rope of the layers with full attention, or if all have windows, of these."""
     layers = sorted(config.layers, key=lambda layer: layer.mixer.window > 0)
     return layers[0].mixer.rope
 
@@ -148,7 +148,7 @@ def _rope(rope: RopeConfig) -> dict[str, Any]:
 
 
 def _divisors(config: DecoderConfig) -> dict[str, Floats]:
-    """Tensors of what each frequency is divided by."""
+    """Make the tensors with the divisors of frequencies."""
     rope = _rope_of(config)
     if rope is not None and rope.kind == "llama3":
         return {_DIVISORS: _llama3_divisors(rope)}
@@ -161,7 +161,7 @@ def _divisors(config: DecoderConfig) -> dict[str, Floats]:
 
 
 def _llama3_divisors(rope: RopeConfig) -> Floats:
-    """As Llama 3.1 slows pairs down: see `rotary`."""
+    """Compute the divisors by which Llama 3.1 slows pairs down: see `rotary`."""
     exponents = np.arange(0, rope.rotary_dim, 2) / rope.rotary_dim
     turns = rope.original_max_positions * rope.theta**-exponents / (2 * math.pi)
     low, high = rope.low_freq_factor, rope.high_freq_factor
@@ -170,7 +170,7 @@ def _llama3_divisors(rope: RopeConfig) -> Floats:
 
 
 def _sampling(config: DecoderConfig) -> dict[str, Any]:
-    """Sampling of the model. A file that said nothing would be sampled as llama.cpp does."""
+    """Sampling settings of the model. Without them, readers would use llama.cpp's defaults."""
     chosen = config.generation
     if not chosen.do_sample:
         temperature = 0.0
@@ -187,7 +187,7 @@ def _sampling(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _as_read(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reader finds of metadata, whose numbers are float32 in the file."""
+    """Return metadata as a reader finds them, with numbers rounded to float32."""
     return {
         key: short_decimal(np.float32(value)) if isinstance(value, float) else value
         for key, value in metadata.items()
@@ -195,7 +195,7 @@ def _as_read(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(config: DecoderConfig, settings: Settings, own_head: bool) -> None:
-    """Raise `ConfigError` unless the file says what the model is."""
+    """Raise `ConfigError` unless the file describes the same model."""
     if own_head and settings.family == "gemma2":
         raise ConfigError(
             f"model must have no output layer of its own to be written as GGUF of "
@@ -222,7 +222,7 @@ def _check(config: DecoderConfig, settings: Settings, own_head: bool) -> None:
     found = DecoderConfig.from_dict(
         said, source=_SOURCE, generation=generation_of(_as_read(settings.metadata), _SOURCE)
     )
-    if _DIVISORS in settings.vectors:  # the same angles, told by divisors that were rounded
+    if _DIVISORS in settings.vectors:  # the angles are the same, but come from rounded divisors
         found = replace(found, layers=config.layers)
     for field in fields(Architecture):
         if field.name in ("tie_word_embeddings", "prefixes", "ignored"):

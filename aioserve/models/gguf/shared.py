@@ -1,4 +1,4 @@
-"""Settings that files of most architectures have: sizes, rotary positions, windows. No torch."""
+"""Settings in files of most architectures: sizes, rotary positions, windows. No torch here."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = [
 ]
 
 ReadVector = Callable[[str], list[float]]
-"""Values of a small tensor of the file by its name, as metadata have numbers of float32."""
+"""Function that reads a small tensor of the file by name, as shortest decimals of float32."""
 
 
 class FileModel(NamedTuple):
-    """One file's keys, without the architecture in front, and its tensors."""
+    """Keys of a file, without the prefix of the architecture, and its tensors."""
 
     keys: Fields
     shapes: Mapping[str, tuple[int, ...]]
@@ -37,7 +37,7 @@ class FileModel(NamedTuple):
 
 
 def sizes(model: FileModel) -> dict[str, Any]:
-    """What Llama and its relatives have."""
+    """Read the sizes of Llama and its relatives."""
     keys = model.keys
     layers = keys.integer("block_count", most=MOST_LAYERS)
     hidden, heads = keys.integer("embedding_length"), each_layer(keys, "attention.head_count")
@@ -60,7 +60,7 @@ def sizes(model: FileModel) -> dict[str, Any]:
 
 
 def each_layer(keys: Fields, name: str, default: int | None = None) -> int:
-    """An integer that is the same in all layers, which some files have once for each."""
+    """Read an integer that all layers share, and that some files repeat for each layer."""
     value = keys.values.get(name)
     if isinstance(value, np.ndarray):
         if not len(value):
@@ -82,7 +82,7 @@ def whole_heads(model: FileModel, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def scaled_rope(model: FileModel) -> dict[str, Any]:
-    """`rope_scaling`, where positions are scaled."""
+    """Read `rope_scaling`; {} if positions are not scaled."""
     keys = model.keys
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     kind = keys.text("rope.scaling.type", "linear" if factor != 1.0 else "none")
@@ -94,7 +94,7 @@ def scaled_rope(model: FileModel) -> dict[str, Any]:
     if "rope_freqs.weight" in model.shapes:
         if kind != "none":
             keys.unsupported("rope.scaling.type", "rope_freqs.weight scales frequencies already")
-        # A divisor of each frequency: LongRoPE, alike for short and long contexts.
+        # Divisors of frequencies are LongRoPE with the same factors for all contexts.
         divisors = model.vector("rope_freqs.weight")
         return rope("longrope", short_factor=divisors, long_factor=divisors, attention_factor=1.0)
     if kind == "none":

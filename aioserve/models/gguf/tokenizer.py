@@ -1,9 +1,12 @@
-"""What a GGUF file says of its tokenizer, as the tokenizer.json that the model came with.
+"""Translation of a GGUF file's tokenizer into the tokenizer.json that the model came with.
 
-Two kinds of vocabulary are known. "llama": SentencePiece's BPE, whose merges follow from scores.
-"gpt2": byte-level BPE with merges; how text is cut before them is told by a name alone
-(`tokenizer.ggml.pre`), whose meaning is in `pre_tokenizers`. Others are refused by name. Knows
-neither files nor torch.
+Two kinds of vocabulary are known:
+
+- "llama": SentencePiece's BPE, whose merges follow from scores.
+- "gpt2": byte-level BPE with merges. A name (`tokenizer.ggml.pre`) tells the cuts before merges;
+  `pre_tokenizers` has their rules.
+
+Others are refused by name. No files and no torch here.
 """
 
 from __future__ import annotations
@@ -27,27 +30,29 @@ from aioserve.text.ends import end_ids, named_ends
 __all__ = ["SPACE", "GGUFVocabulary", "TokenKind"]
 
 MAX_TOKEN_CHARS = 256
-"""Longest token: each way to put it together from two others is looked at."""
+"""Longest token, as every way to compose it of two others is tried."""
 MAX_VOCABULARY_CHARS = 1 << 23
-"""Most characters of all tokens together. A vocabulary of 262,144 has two million."""
+"""Most characters of all tokens together. A vocabulary of 262,144 tokens has two million."""
 MAX_MERGES = 1 << 21
-"""Most that may follow from the tokens, four times those of such a vocabulary."""
+"""Most merges of a vocabulary, four times those of one with 262,144 tokens."""
 TEMPLATE_KEYS = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
-"""Keys of the template, and of that for prompts with tools."""
+"""Keys of the chat template, and of the template for prompts with tools."""
 _KEY = "tokenizer.ggml."
 SPACE = "\u2581"
-"""How SentencePiece writes a space."""
+"""Character that SentencePiece writes for a space."""
 _NO_TOKEN = (-1, 2**32 - 1)
-"""Ids that some files write where there is no token."""
+"""Ids that some files write for a token that doesn't exist."""
 _UNUSED_MAY_BE_WRONG = ("unknown_token_id", "padding_token_id")
-"""Keys that only a template reads; byte-level vocabularies know nothing that is unknown."""
+"""Keys that may have invalid ids unless the chat template uses them.
+
+Nothing else reads them: byte-level vocabularies have no unknown token."""
 _PIECE = 2000
-"""Entries of JSON that are made in one call, which takes less than a millisecond."""
+"""Number of JSON entries that one call encodes, in less than a millisecond."""
 _PADDING = re.compile(r"\[PAD\d+\]")
 
 
 class TokenKind(IntEnum):
-    """`tokenizer.ggml.token_type`"""
+    """Values of `tokenizer.ggml.token_type`."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -63,8 +68,8 @@ _UNUSED = int(TokenKind.UNUSED)
 class GGUFVocabulary:
     """Tokens and rules of one file. `source` names it in errors.
 
-    Raises `UnsupportedModelError` for kinds of tokenizers that aren't known, and `ModelError` for
-    metadata that contradict themselves; both name file and key.
+    Raises `UnsupportedModelError` for unknown kinds of tokenizers, and `ModelError` for
+    inconsistent metadata; both name file and key.
     """
 
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
@@ -83,13 +88,13 @@ class GGUFVocabulary:
         self.kinds: list[int] = self._numbers("token_type", TokenKind.NORMAL, np.integer).tolist()
         self._ids = self._unique_ids()
         self.bos_token_id: int | None = self._token_id("bos_token_id")
-        """Begin of a sequence."""
+        """Id of the token that begins a sequence, or None."""
         begins = (self.bos_token_id,)
         said = [self._token_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
         self.eos_token_ids: tuple[int, ...] = end_ids(said, self._ids.get, begins)
-        """All that end a completion, the file's own first."""
+        """Ids of the tokens that end a completion, those named by the file first."""
         for token_id in named_ends(self._ids.get, begins).values():
-            self.kinds[token_id] = TokenKind.CONTROL  # some files have them as text
+            self.kinds[token_id] = TokenKind.CONTROL  # some files mark them as text
 
     @property
     def chat_template(self) -> str | None:
@@ -125,7 +130,7 @@ class GGUFVocabulary:
         return {name: self.tokens[i] for name, i in ids.items() if i is not None}
 
     def tokenizer_json(self) -> bytes:
-        """Content of a tokenizer.json."""
+        """Make the content of a tokenizer.json."""
         parts = self._sentencepiece() if self._kind == "llama" else self._byte_level()
         return msgspec.json.encode(
             {
@@ -199,12 +204,12 @@ class GGUFVocabulary:
         }
 
     def _is_one(self, token_id: int) -> bool:
-        """False for what fills the vocabulary up to the number of rows of the embedding."""
+        """False for entries that pad the vocabulary to the rows of the embedding."""
         token = self.tokens[token_id]
         return bool(token) and not (self.kinds[token_id] == _UNUSED and _PADDING.fullmatch(token))
 
     def _spelled(self, token: str) -> str:
-        """As SentencePiece has it: files have runs of spaces as such."""
+        """Spell a token as SentencePiece does. Files spell runs of spaces with plain spaces."""
         return token if token.strip(" ") else token.replace(" ", SPACE)
 
     def _listed_merges(self) -> Iterator[tuple[str, str]]:
@@ -215,9 +220,9 @@ class GGUFVocabulary:
             yield left, right
 
     def _merges_of_scores(self, spelled: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Each way to make a token of two others, those of the best tokens first. A token that the
-        model's makers defined comes before all that were learned. No text becomes a control token,
-        or the name of a byte."""
+        """Yield each way to make a token of two others, for tokens by falling score.
+
+        User-defined tokens come before learned ones. Control tokens and bytes are never made."""
         scores = self._numbers("scores", 0.0, np.floating)
         kinds = np.array(self.kinds)
         defined = np.flatnonzero(kinds == TokenKind.USER_DEFINED).tolist()
@@ -238,10 +243,10 @@ class GGUFVocabulary:
                         )
                     yield left, right
 
-    # -- what is around them
+    # -- parts that both kinds have
 
     def _added_tokens(self) -> Iterator[dict[str, Any]]:
-        """Tokens that are found in text before it is cut."""
+        """Yield the tokens that are searched in text before it is cut."""
         marked = (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED)
         for token_id, kind in enumerate(self.kinds):
             if kind not in marked or not self._is_one(token_id):
@@ -258,12 +263,12 @@ class GGUFVocabulary:
             }
 
     def _swallows_space(self, token: str) -> bool:
-        """Phi-3's marks take the white space behind them, which files don't say."""
+        """True for Phi-3's marks, which take the white space behind them; files lack this rule."""
         phi = self._architecture == "phi3" and self._kind == "llama"
         return phi and token not in ("<unk>", "<s>", "<|endoftext|>")
 
     def _frame(self) -> dict[str, Any] | None:
-        """What stands before and behind each text."""
+        """Make the post-processor, which puts tokens before and behind each text, or None."""
         by_default = self._kind == "llama"
         if not by_default:
             rules = PRE_TOKENIZERS.get(self._fields.text("pre"))
@@ -350,8 +355,9 @@ class GGUFVocabulary:
 
 
 def _in_pieces(brackets: bytes, entries: Iterable[tuple[str, Any]]) -> msgspec.Raw:
-    """JSON of pairs, [], or of an object, {}. All of it in one call would hold the interpreter's
-    lock, which the event loop of the process waits for."""
+    """Encode entries as JSON, in several calls: as an array of pairs, [], or an object, {}.
+
+    One long call would hold the GIL, for which the event loop of the process waits."""
     pieces, left = [], iter(entries)
     while piece := list(islice(left, _PIECE)):
         pieces.append(msgspec.json.encode(piece if brackets == b"[]" else dict(piece))[1:-1])

@@ -1,8 +1,8 @@
-"""What a GGUF file says of a tokenizer.json: the other direction of `tokenizer`.
+"""GGUF metadata for a tokenizer.json: the reverse of `tokenizer`.
 
-Byte-level BPE, cut as one of the names in `pre_tokenizers` says, and SentencePiece's, as `pieces`
-has it. The result is read again by `tokenizer`, and a vocabulary that would come out as another one
-is refused. No torch here.
+It writes byte-level BPE with cuts that have a name in `pre_tokenizers`, and SentencePiece's BPE, by
+`pieces`. The result is read again by `tokenizer`, and a vocabulary that would come out different is
+refused. No torch here.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ __all__ = ["vocabulary_of"]
 
 _SOURCE = "the GGUF file to be written"
 _MARKS_OF_PHI3 = frozenset(("<unk>", "<s>", "</s>", "<|endoftext|>"))
-"""Where a file is called Phi-3, llama.cpp takes it that marks swallow the white space behind them,
-but for some of these, which it looks for."""
+"""Tokens that llama.cpp looks for in a file named Phi-3.
+
+There, it assumes that marks swallow the white space behind them, except some of these."""
 _SAMPLE = (
     "It's 10,000 naïve CAFÉS\n\n\tdef f(x):  # we'll see; 世界 😀 e\u0301\r\n"
     "   return {'a': [1.5e-3]}"
 )
-"""Text that the ways to cut differ in."""
+"""Text that different rules cut differently."""
 
 
 def vocabulary_of(
     directory: Path, config: DecoderConfig, tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> dict[str, Any]:
-    """Metadata for the tokenizer and the chat template of the model in `directory`.
+    """Make metadata for the tokenizer and the chat template of the model in `directory`.
 
-    Raises `ConfigError` for a tokenizer that a file can't tell.
+    Raises `ConfigError` for a tokenizer that a file can't describe.
     """
-    # `tokenizer` was read from these bytes, so they are JSON of the right kind, of any length.
+    # `tokenizer` was read from these bytes, so that they are valid.
     said = msgspec.json.decode(read_file(directory / "tokenizer.json", MAX_FILE_BYTES))
     model = said.get("model") or {}
     if model.get("type") != "BPE" or not isinstance(model.get("merges"), list):
@@ -87,7 +88,7 @@ def _byte_level(
 def _tokens(
     said: Mapping[str, Any], model: Mapping[str, Any], vocab_size: int
 ) -> tuple[list[str], list[int]]:
-    """Tokens by id, and their kinds; padded to the rows of the embedding."""
+    """Return tokens by id, and their kinds, padded to the rows of the embedding."""
     tokens = [f"[PAD{i}]" for i in range(vocab_size)]
     kinds = [int(TokenKind.UNUSED)] * vocab_size
     added = {one["content"]: one for one in said.get("added_tokens") or ()}
@@ -105,7 +106,7 @@ def _tokens(
 
 
 def _pre(said: Mapping[str, Any], model: Mapping[str, Any]) -> str:
-    """The name of how text is cut."""
+    """Find the name of the rules that cut text. Raises `ConfigError` for unknown rules."""
     found = (
         _parts(said.get("pre_tokenizer")),
         said.get("normalizer") or None,
@@ -113,7 +114,7 @@ def _pre(said: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     )
     by_bytes = [part.get("type") for part in found[0]] == ["ByteLevel"]
     if by_bytes and not model["merges"] and found[1:] == (None, False):
-        return "gpt-2"  # without merges each byte is a token, however text is cut
+        return "gpt-2"  # without merges, each byte is a token, and cuts don't matter
     known = {
         name: (
             _parts(rules.pre_tokenizer()),
@@ -128,7 +129,7 @@ def _pre(said: Mapping[str, Any], model: Mapping[str, Any]) -> str:
 
 
 def _parts(pre_tokenizer: Any) -> list[Any]:
-    """What cuts text, one after the other, without what changes no token."""
+    """Steps of a pre-tokenizer, in order, without the setting that changes no token."""
     if not isinstance(pre_tokenizer, dict):
         return []
     if pre_tokenizer.get("type") == "Sequence":
@@ -137,7 +138,7 @@ def _parts(pre_tokenizer: Any) -> list[Any]:
 
 
 def _frame(tokenizer: Tokenizer, config: DecoderConfig) -> dict[str, Any]:
-    """Which tokens stand before and behind a text."""
+    """Make the metadata for the tokens before and behind a text."""
     framed = tokenizer.encode("a")
     num_before, num_behind = tokenizer.frame
     before, behind = framed[:num_before], framed[len(framed) - num_behind :]
@@ -152,7 +153,7 @@ def _frame(tokenizer: Tokenizer, config: DecoderConfig) -> dict[str, Any]:
 
 
 def _ends(config: DecoderConfig, tokenizer: Tokenizer) -> list[int]:
-    """Ids of ends: the first one, then those that readers don't know by their names."""
+    """Ids of end tokens: the first one, then those that readers don't know by name."""
     known = {*named_ends(tokenizer.id_of, (config.bos_token_id,)).values()}
     return [*config.eos_token_ids[:1], *sorted(config.eos_token_ids[1:], key=known.__contains__)]
 
@@ -164,7 +165,7 @@ def _check(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
 ) -> None:
-    """Raise `ConfigError` unless the file's tokenizer is the model's."""
+    """Raise `ConfigError` unless the file's tokenizer equals the model's."""
     vocabulary = GGUFVocabulary(metadata, _SOURCE)
     found = vocabulary.tokenizer_json()
     _check_rules(msgspec.json.decode(found), said)
@@ -184,7 +185,7 @@ def _check(
 def _check_rules(found: Mapping[str, Any], said: Mapping[str, Any]) -> None:
     """Raise `ConfigError` unless tokens are made, and marks found, by the same rules."""
     pieces = are_pieces(said, said["model"])
-    # Where text is taken as it is, it's the same whether a mark is looked for before or behind.
+    # `normalized` matters only if a normalizer changes the text in which marks are searched.
     names = ("lstrip", "rstrip", "single_word", *(("normalized",) if pieces else ()))
     rules = {one["content"]: one for one in found["added_tokens"]}
     for one in said.get("added_tokens") or ():

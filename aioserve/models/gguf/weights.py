@@ -1,7 +1,7 @@
-"""The weights of a GGUF model under the names, and with the meaning, that Hugging Face's have.
+"""Weights of a GGUF model with the names and the meaning of Hugging Face's.
 
-Converters write some tensors otherwise: queries and keys of Llama in the order of another rotation,
-norms of Gemma with 1 added. Here they are put back. No torch here.
+Converters change some tensors: queries and keys of Llama are in the order of another rotation, and
+norms of Gemma have 1 added. This module undoes it. No torch here.
 """
 
 from __future__ import annotations
@@ -47,19 +47,21 @@ _READ_WITH_THE_CONFIG = re.compile(
 )
 
 _GATE = ".shared_expert_gate.weight"
-"""Has one output, which files leave out of its shape."""
+"""Ending of the name of a tensor with one output, which files leave out of its shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Format):
-    """Rows of blocks as GGUF has them: the part "weight", uint8 [rows, bytes of a row]."""
+    """Rows of GGUF's blocks in the part "weight", uint8 [rows, bytes of a row]."""
 
     form: GGUFFormat
     paired_heads: int = 0
-    """Rows are those of so many heads, of which each has the two dimensions that rotate together
-    side by side. Elsewhere the second one stands half a head behind the first. 0: no such rows."""
+    """Number of heads whose rows are stored in pairs; 0: rows are in order.
+
+    A pair has the two dimensions that rotate together side by side. Elsewhere, the second one is
+    half a head behind the first."""
     less: float = 0.0
-    """Subtracted from floats."""
+    """Number to subtract from floats."""
 
     @property
     def name(self) -> str:
@@ -88,7 +90,7 @@ class Blocks(Format):
 
 
 def paired_rows(first: int, end: int, head_dim: int) -> npt.NDArray[np.int64]:
-    """Where the rows `first` to `end` stand in a file: halves of heads in turn."""
+    """Places of rows `first` to `end` in a file that has the halves of heads in turn."""
     head, within = np.divmod(np.arange(first, end), head_dim)
     half, place = np.divmod(within, head_dim // 2)
     return head * head_dim + 2 * place + half
@@ -109,10 +111,10 @@ def _integer_form(form: GGUFFormat) -> IntegerForm | None:
 
 
 class GGUFWeights(StoredWeights):
-    """The tensors of the model whose first file is `path`, open until `close`.
+    """Weights of the model whose first file is `path`, open until `close`.
 
-    Raises `WeightsError` naming file and tensor, for what is missing, left over or of another shape
-    than `architecture` has, and as the files themselves do.
+    Raises `WeightsError` naming file and tensor if one is missing, left over or of another shape
+    than in `architecture`, and the errors of `GGUFFile`.
     """
 
     def __init__(self, path: Path, architecture: Architecture) -> None:
@@ -121,7 +123,7 @@ class GGUFWeights(StoredWeights):
         self._stack = ExitStack()
         self._found: dict[str, StoredTensor] = {}
         self._parts: dict[str, tuple[str, ...]] = {}
-        """What is there in place of tensors, by their names."""
+        """Names of the two parts that replace a tensor, by the tensor's name."""
         try:
             files = open_parts(path, self._stack)
             self._family = architecture_of(files[0].metadata, str(path))
@@ -137,7 +139,7 @@ class GGUFWeights(StoredWeights):
             raise
         self.total_bytes: int = sum(stored.num_bytes for stored in self._found.values())
         formats = {stored.dtype for stored in self._found.values()}
-        # Quantised models were bfloat16 before, and float16 is not what they are computed in.
+        # Quantised models were bfloat16 before, so that float16 would not suit them.
         self.dtype: str = (
             "bfloat16"
             if formats - PLAIN.keys()
@@ -170,12 +172,12 @@ class GGUFWeights(StoredWeights):
         return self._architecture.layers[0].mixer
 
     def _part(self, stored: StoredTensor) -> StoredLinear:
-        """A tensor that is a part of another, by itself, as the file has it."""
+        """Describe a tensor that is a part of another one, as the file has it."""
         *rows, columns = (*stored.shape, 1) if len(stored.shape) == 1 else stored.shape
         return _described(stored, math.prod(rows), columns, Blocks(_BY_NAME[stored.dtype]))
 
     def _place(self, stored: StoredTensor) -> bool:
-        """False for a tensor without a name in the architecture."""
+        """Add the tensors that `stored` holds. False if one has no name in the architecture."""
         if _READ_WITH_THE_CONFIG.fullmatch(stored.name):
             return True
         for name, one in self._named(stored):
@@ -187,7 +189,7 @@ class GGUFWeights(StoredWeights):
         return True
 
     def _named(self, stored: StoredTensor) -> Iterator[tuple[str | None, StoredTensor]]:
-        """The tensors that one of a file holds, by their names in the architecture."""
+        """Yield each tensor that `stored` holds, with its name in the architecture."""
         axes = 2 if stored.name.endswith(".bias") else 3
         experts = stored.shape[0] if len(stored.shape) == axes else 0
         names = None
@@ -233,7 +235,7 @@ class GGUFWeights(StoredWeights):
 
 
 def _described(stored: StoredTensor, rows: int, columns: int, blocks: Blocks) -> StoredLinear:
-    """A weight [rows, columns] that is stored as blocks."""
+    """Describe a weight [rows, columns] that is stored as blocks."""
     shape = rows, blocks.form.bytes_per_row(columns)
     weight = msgspec.structs.replace(stored, dtype="U8", shape=shape)
     integers = _integer_form(blocks.form)
@@ -242,13 +244,13 @@ def _described(stored: StoredTensor, rows: int, columns: int, blocks: Blocks) ->
 
 
 def norm_offset(architecture: Architecture, tensor: Tensor) -> float:
-    """What files have added to a tensor: to norms, what computes them adds again; 0 to others."""
+    """Number that files have added to a tensor: for norms, their `weight_offset`, otherwise 0."""
     is_norm = tensor.name.endswith("norm.weight")
     return architecture.final_norm.weight_offset if is_norm else 0.0
 
 
 def paired_heads(family: str, heads: Heads, tensor: Tensor) -> int:
-    """Number of the heads whose rows a file of `family` has in pairs, as `Blocks` says; 0: none."""
+    """Number of heads whose rows a file of `family` has in pairs, as in `Blocks`; 0: none."""
     if family != "llama":
         return 0
     if ".q_proj." in tensor.name:

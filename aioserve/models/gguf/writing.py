@@ -1,5 +1,6 @@
-"""Writes a GGUF file of tensors whose formats and shapes are known beforehand: any rows of any of
-them at any time. The other direction of `file`. No torch here."""
+"""Writer of a GGUF file, for tensors whose formats and shapes are known beforehand.
+
+Any bytes of any tensor can be written at any time. This is the reverse of `file`. No torch here."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _KINDS_OF_ARRAYS = {np.dtype(np.int32): _INT32, np.dtype(np.float32): _FLOAT32}
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """A tensor that is to be written: [out, in] or a vector."""
+    """Tensor to write: [out, in] or a vector."""
 
     name: str
     form: GGUFFormat
@@ -40,8 +41,10 @@ class GGUFTensor:
 
 
 class GGUFWriter:
-    """The file, before and while it is written. Metadata are int (written as uint32), float
-    (float32), bool, str, list[str] and arrays of int32 or float32."""
+    """GGUF file, before and while it is written.
+
+    Metadata are int (written as uint32), float (float32), bool, str, list[str] and arrays of int32
+    or float32."""
 
     def __init__(self, metadata: Mapping[str, Any], tensors: Iterable[GGUFTensor]) -> None:
         described = list(tensors)
@@ -61,12 +64,13 @@ class GGUFWriter:
         header += bytes(-len(header) % _ALIGNMENT)
         self._header = bytes(header)
         self.num_bytes: int = len(header) + end
-        """Size of the file."""
+        """Size of the file in bytes."""
 
     @contextmanager
     def open(self, path: Path) -> Iterator[None]:
-        """Create the file. Within the block `write` fills it: what it doesn't write is zero. Raises
-        `WeightsError`."""
+        """Create the file, which `write` fills in the block. Other bytes are zero.
+
+        Raises `WeightsError`."""
         self._path = path
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -83,7 +87,7 @@ class GGUFWriter:
             os.close(self._file)
 
     def write(self, name: str, blocks: npt.NDArray[np.uint8], at: int = 0) -> None:
-        """Write bytes from the tensor's byte `at` on. Raises `WeightsError`."""
+        """Write bytes at byte `at` of the tensor. Raises `WeightsError`."""
         if at < 0 or at + blocks.nbytes > self._sizes[name]:
             raise ValueError(f"{name} has {self._sizes[name]} bytes, got {blocks.nbytes} at {at}")
         self._write(blocks, len(self._header) + self._places[name] + at)
@@ -107,7 +111,7 @@ def _text(text: str) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """With its type in front."""
+    """Encode a value of the metadata, with its type in front."""
     if isinstance(value, bool):
         return struct.pack("<I?", _BOOL, value)
     if isinstance(value, int):

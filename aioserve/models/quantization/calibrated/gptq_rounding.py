@@ -71,9 +71,9 @@ def _round_block(
 ) -> None:
     """Round the weights `left` of a block of inputs, [in, out], to `values`.
 
-    Each input's `errors` are passed on to the later inputs of the block. One thread does it:
-    threads that wait for each other after each of thousands of short operations take several times
-    as long beside other work on the machine.
+    Each input's `errors` are passed on to the later inputs of the block. One thread does all of it:
+    several threads would wait for each other after each of thousands of short operations. They take
+    several times as long beside other work on the machine.
     """
     divisors = np.where(scales == 0, np.float32(np.inf), scales)
     spread = np.empty(left.shape, np.float32)
