@@ -1,8 +1,8 @@
-"""Families of models: how the config.json of each reads, and what its decoder is made of.
+"""Families of models: each reads a config.json into the description of a decoder.
 
 No torch here. A setting that would change the computation and isn't implemented is refused, never
-ignored. The defaults of absent fields are those of transformers' config classes, because its files
-leave defaults out.
+ignored. Absent fields get the defaults of transformers' config classes, because its files leave
+defaults out.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _FAMILIES: dict[str, tuple[str, Family]] = {
     "SmolLM3ForCausalLM": ("smollm3", smollm3),
     "StableLmForCausalLM": ("stablelm", stablelm),
 }
-"""Name in `architectures` -> model_type, and what reads the family."""
+"""Families by name in `architectures`: the model_type, and the function that reads the config."""
 _BY_MODEL_TYPE = {model_type: name for name, (model_type, _) in _FAMILIES.items()}
 _TEXTS: dict[str, Callable[[Fields], Fields]] = {
     "Gemma3ForConditionalGeneration": gemma.text_config,
@@ -85,12 +85,11 @@ _TEXTS: dict[str, Callable[[Fields], Fields]] = {
 
 SUPPORTED_ARCHITECTURES = tuple(_FAMILIES)
 SEEING = tuple(_TEXTS)
-"""Architectures among `SUPPORTED_ARCHITECTURES` that take images as well. Their text decoder alone
-is served."""
+"""Supported architectures that also take images. Only their text decoder is served."""
 
 
 _READ_AS = {"llama": "LlamaForCausalLM"}
-"""Architectures that others may be read as, by the option's value."""
+"""Architectures that unsupported models may be read as, by the option's value."""
 _FACTORS = (
     "scale_emb", "embedding_multiplier", "residual_multiplier", "logit_scale", "logits_scaling",
     "embedding_scale", "rotary_pct", "partial_rotary_factor",
@@ -110,14 +109,14 @@ _PLAIN: dict[str, tuple[object, ...]] = {
     "position_embedding_type": ("rope", "rotary"),
     "hidden_activation": ("silu", "swish"),
 }
-"""Fields of other families, and the values with which they change nothing."""
+"""Fields of other families, with the values that change nothing."""
 
 
 def read_family(config: Fields, read_as: str | None = None) -> tuple[str, Fields, Architecture]:
-    """The architecture's name, the fields that describe its text decoder, and what that is.
+    """Return the architecture's name, the fields of its text decoder, and their description.
 
-    `read_as`: "llama" for a model that isn't described here; None: what `config` says that it is.
-    Raises `UnsupportedModelError` and `ModelError`.
+    `read_as`: "llama" reads an unsupported architecture as Llama; None: the one that `config`
+    names. Raises `UnsupportedModelError` and `ModelError`.
     """
     name = _name(config) if read_as is None else _name_read_as(config, read_as)
     text = _TEXTS[name](config) if name in _TEXTS else config
@@ -128,19 +127,20 @@ def read_family(config: Fields, read_as: str | None = None) -> tuple[str, Fields
 
 
 def is_described(config: Fields) -> bool:
-    """Whether there is a family of the architecture that `config` names. Raises `ModelError`."""
+    """True if the architecture that `config` names is supported. Raises `ModelError`."""
     return _with_head(_said_name(config)) in _FAMILIES
 
 
 def lacks_head(config: Fields) -> bool:
-    """Whether the architecture that `config` names is a decoder that makes hidden states, or one
-    that classifies by them, rather than logits. Raises `ModelError`."""
+    """True if `config` names a decoder without a language-model head, or a classifier.
+
+    Raises `ModelError`."""
     name = _said_name(config)
     return _with_head(name) != name
 
 
 def num_labels(config: Fields) -> int | None:
-    """How many classes the model tells apart; None where it doesn't. Raises `ModelError`."""
+    """Number of classes of a classifier; None for other models. Raises `ModelError`."""
     if not _said_name(config).endswith(_CLASSIFIES):
         return None
     if config.has("num_labels"):
@@ -150,7 +150,7 @@ def num_labels(config: Fields) -> int | None:
 
 
 def _with_head(name: str) -> str:
-    """The architecture of the family whose decoder is followed by a head."""
+    """Replace the name of a bare decoder or a classifier by that of its family's causal LM."""
     for suffix in (_CLASSIFIES, _BARE):
         if (causal := name.removesuffix(suffix) + "ForCausalLM") in _FAMILIES:
             return causal
@@ -185,8 +185,7 @@ def _name_read_as(config: Fields, read_as: str) -> str:
 
 
 def _check_says_nothing_more(config: Fields) -> None:
-    """Raise `UnsupportedModelError` where a model that is to be read as Llama says that it computes
-    something else."""
+    """Raise `UnsupportedModelError` for fields that Llama would not compute."""
     for field, plain in _PLAIN.items():
         value = config.values.get(field)
         says_nothing = value is None or (asks_nothing(value) and field not in _FACTORS)
@@ -240,7 +239,7 @@ _KINDS: Sequence[tuple[re.Pattern[str], tuple[str, ...], str]] = (
         "a model that sees or hears; text is all that is taken here",
     ),
 )
-"""What architectures that aren't served have in their names or their fields, and what they are."""
+"""Patterns of names and fields of unsupported architectures, with what they are, for messages."""
 
 
 def _what_it_is(name: str, config: Fields) -> str:

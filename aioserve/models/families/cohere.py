@@ -1,8 +1,8 @@
 """Command R and its successors (Cohere, 2024; Cohere Team, "Command A", 2025).
 
 Attention and MLP read the same LayerNorm, which has no bias, and add to the residual together.
-Rotations are of interleaved pairs, and logits are scaled. In Cohere 2 three of four layers slide,
-and the others, which see everything, have no rotation.
+Rotations are of interleaved pairs, and logits are scaled. In Cohere 2, three of four layers have a
+sliding window. The others have full attention and no rotation.
 """
 
 from __future__ import annotations

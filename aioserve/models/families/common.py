@@ -1,5 +1,6 @@
-"""Parts that families share: sizes, activations and windows as config.json spells them, and Llama's
-decoder, which is that of most families with changes."""
+"""Parts that families share: fields of config.json, and Llama's decoder.
+
+Most families are Llama's decoder with changes."""
 
 from __future__ import annotations
 
@@ -44,10 +45,11 @@ __all__ = [
 ]
 
 MOST_LAYERS = 1024
-"""Most layers of a model. Each is described, which takes time, before the checkpoint can say that
-it is missing. The largest model of these families has 126."""
+"""Most layers of a model. The largest model of these families has 126.
+
+Each layer is described, which takes time, before a checkpoint can show that it is missing."""
 LEAST_POSITIONS = 2
-"""Fewest positions of a model: one for a prompt, one for its completion."""
+"""Fewest positions of a model: one for a prompt and one for its completion."""
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -85,7 +87,7 @@ def read_shape(
     hidden, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", default_head_dim or hidden // num_heads or None)
     if not config.has("num_key_value_heads") and "num_key_value_heads" in config.values:
-        default_kv_heads = None  # an explicit null says: as many as query heads
+        default_kv_heads = None  # an explicit null means as many as query heads
     kv_heads = config.integer("num_key_value_heads", default_kv_heads or num_heads)
     if num_heads % kv_heads:
         config.invalid("num_key_value_heads", f"a divisor of num_attention_heads {num_heads}")
@@ -105,7 +107,7 @@ def read_shape(
 
 @dataclass(frozen=True, slots=True)
 class BlockNorms:
-    """Names of a layer's norms, before and behind its two blocks; None where there is none."""
+    """Names of a layer's norms, before and behind its two blocks; None for an absent norm."""
 
     attention: str | None
     attention_post: str | None
@@ -119,7 +121,7 @@ BEFORE = BlockNorms("input_layernorm", None, "post_attention_layernorm", None)
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of a checkpoint's tensors, where families differ in them."""
+    """Names of a checkpoint's tensors that differ among families."""
 
     root: str = "model"
     embedding: str = "embed_tokens"
@@ -127,13 +129,13 @@ class Names:
     head: str = "lm_head"
     attention: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """Three projections, or one of all."""
+    """Projections of queries, keys and values, or one fused projection."""
     by_heads: bool = False
-    """Whether the one has each head's query, key and value together."""
+    """True if the fused projection keeps each head's query, key and value together."""
     output: str = "o_proj"
     mlp: str = "mlp"
     up: tuple[str, ...] = ("gate_proj", "up_proj")
-    """Gate and up, or one of both; the up projection alone where there is no gate."""
+    """Gate and up projections, or one fused projection; without a gate, only the up projection."""
     down: str = "down_proj"
     norms: BlockNorms = BEFORE
 
@@ -163,19 +165,19 @@ def llama_like(
     prefixes: tuple[tuple[str, str], ...] = (),
     **other: Any,
 ) -> Architecture:
-    """Llama's decoder, and what other families change in it.
+    """Describe Llama's decoder with the changes of another family.
 
-    Args:
-        ropes, windows: of each layer; rope None for a layer without, window 0 for none.
-        gated: whether the MLP has a gate.
-        head_norms: RMS norms of each query and key head, or of all together; None: none.
-        norm_of: makes a norm of its name, its size and its epsilon.
-        scale: of scores; None for 1 / sqrt(head_dim).
-        sinks: whether attention has them.
-        feed_forward: makes that of a layer of its tensors' name, and its number; None: an MLP.
-        residual_scale, parallel: as `Layer` has them.
-        prefixes: as `Architecture` has them, beside those of a decoder stored by itself.
-        other: more of the architecture's fields.
+    - ropes, windows: rope (or None) and window (or 0) of each layer.
+    - gated: True if the MLP has a gate.
+    - head_norms: RMS norms of each query and key head, or of all heads together; None: no norms.
+    - norm_of: function that makes a norm of its name, size and epsilon.
+    - scale: factor on scores; None: 1 / sqrt(head_dim).
+    - sinks: True if attention has sinks.
+    - feed_forward: function from the name of a layer's feed-forward and the layer's index to its
+      description; None: an MLP.
+    - residual_scale, parallel: fields of `Layer`.
+    - prefixes: further `prefixes` of `Architecture`, before those of a bare decoder.
+    - other: further fields of `Architecture`.
     """
     hidden, inner, heads = shape.hidden, shape.inner, shape.heads
     qkv_sizes = [heads.query_size, heads.kv_size, heads.kv_size]
@@ -246,13 +248,13 @@ def llama_like(
 
 
 def _without_root(names: Names) -> tuple[tuple[str, str], ...]:
-    """Prefixes of a decoder that is stored by itself, as models for embeddings are."""
+    """Prefixes for a bare decoder, as models for embeddings are stored."""
     parts = ("layers", names.embedding, names.final_norm)
     return tuple((f"{part}.", f"{names.root}.{part}.") for part in parts)
 
 
 def _projections(names: Sequence[str], sizes: Sequence[int]) -> dict[str, int]:
-    """Outputs of each projection: those of all where one makes them all."""
+    """Outputs of each projection, or of the fused one."""
     return dict(zip(names, sizes, strict=True)) if len(names) > 1 else {names[0]: sum(sizes)}
 
 
@@ -267,7 +269,9 @@ def activation(
 
 
 def same_windows(config: Fields, num_layers: int, absent: int | None) -> list[int]:
-    """One window for all layers, or 0 for none where it is null or 0."""
+    """Read a window that all layers share; 0 if the field is null or 0.
+
+    `absent`: window if the field is absent; None: no window."""
     if "sliding_window" not in config.values and absent is not None:
         window = absent
     else:
@@ -279,7 +283,7 @@ def same_windows(config: Fields, num_layers: int, absent: int | None) -> list[in
 
 
 def layer_types(config: Fields, default: list[str]) -> list[str]:
-    """full_attention or sliding_attention for each layer."""
+    """Read the type of each layer: full_attention or sliding_attention."""
     if asks_nothing(config.values.get("layer_types")):
         return default
     kinds = config.values["layer_types"]
@@ -292,27 +296,28 @@ def layer_types(config: Fields, default: list[str]) -> list[str]:
 
 
 def sliding_but_each(pattern: int, num_layers: int) -> list[str]:
-    """Every `pattern`-th layer sees everything, the others slide."""
+    """Types of layers: every `pattern`-th has full attention, and the others slide."""
     kinds = ("full_attention", "sliding_attention")
     return [kinds[(layer + 1) % pattern > 0] for layer in range(num_layers)]
 
 
 def nested_text(config: Fields, **defaults: int) -> Fields:
-    """The fields of an image-and-text checkpoint that describe its language model, with the
-    defaults of that model's config class where a field is absent. Null is what the class makes of
-    it: a window that is null is none."""
+    """Return the fields that describe the language model of an image-and-text checkpoint.
+
+    `defaults` are those of the model's config class, for absent fields. A null field stays null,
+    which for example means no window."""
     text = config.nested("text_config")
     values = {**defaults, **text.values}
     for name in ("eos_token_id", "bos_token_id", "dtype", "torch_dtype"):
         if config.has(name) and not text.has(name):
             values[name] = config.values[name]
-    if config.has("tie_word_embeddings"):  # the whole model's decides
+    if config.has("tie_word_embeddings"):  # the field of the whole model wins
         values["tie_word_embeddings"] = config.values["tie_word_embeddings"]
     return Fields(values, config.source, "text_config.")
 
 
 def beside_towers(text: Architecture) -> Architecture:
-    """A language model as image-and-text checkpoints store it; images are not served."""
+    """Adapt a language model to the names in image-and-text checkpoints, and ignore towers."""
     towers = r"rotary_emb\.inv_freq$|^(model\.)?(vision_tower|multi_modal_projector)\."
     return replace(
         text,
@@ -326,7 +331,7 @@ def beside_towers(text: Architecture) -> Architecture:
 
 
 def windows(config: Fields, kinds: list[str]) -> list[int]:
-    """The window of each layer of these kinds; 0: none."""
+    """Read the windows of layers of these types; 0 for full attention."""
     if "sliding_attention" not in kinds:
         return [0] * len(kinds)
     absent = 4096 if "sliding_window" not in config.values else None

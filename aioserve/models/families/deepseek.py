@@ -1,7 +1,7 @@
 """DeepSeek V2 (DeepSeek-AI, "DeepSeek-V2: a strong, economical, and efficient mixture-of-experts
 language model", 2024), its Lite form, and V3 and R1 ("DeepSeek-V3 technical report", 2024).
 
-Latent attention in every layer: the cache holds one low-rank vector and one rotated key for each
+Every layer has latent attention: the cache holds one low-rank vector and one rotated key for each
 token, whatever the number of heads. The first layers are dense, the others mixtures of experts.
 """
 
@@ -32,7 +32,7 @@ from aioserve.models.rope import RopeConfig, read_rope
 __all__ = ["deepseek_v2", "deepseek_v3"]
 
 _LATENT_EPS = 1e-6
-"""Epsilon of the norms of latents, which no config says."""
+"""Epsilon of the norms of latents, which is not in configs."""
 
 
 class _Defaults(NamedTuple):
@@ -113,7 +113,7 @@ def _deepseek(
 
 
 def _routing_of_v2(config: Fields) -> Routing:
-    """A softmax; the experts of the groups with the best single ones, if so the config says."""
+    """Read a softmax routing, with an optional choice of groups by their best expert."""
     _check_says(config, "scoring_func", "softmax")
     if config.flag("norm_topk_prob", False):
         config.unsupported("norm_topk_prob", "weights of DeepSeek V2 are as the softmax has them")
@@ -129,7 +129,7 @@ def _routing_of_v2(config: Fields) -> Routing:
 
 
 def _routing_of_v3(config: Fields) -> Routing:
-    """A sigmoid, with a correction that chooses; the groups with the best pairs of experts."""
+    """Read a sigmoid routing, with a choice of groups by their two best experts."""
     _check_says(config, "scoring_func", "sigmoid")
     _check_says(config, "topk_method", "noaux_tc")
     return read_routing(
@@ -157,7 +157,7 @@ def _attention(config: Fields, shape: Shape, rope: RopeConfig, at: str) -> Laten
     rank = config.integer("kv_lora_rank", 512)
     plain, value = config.integer("qk_nope_head_dim", 128), config.integer("v_head_dim", 128)
     key = plain + rope.rotary_dim
-    # Null says that queries aren't compressed; nothing, that they are, to a rank of 1,536.
+    # Null means uncompressed queries. An absent field means the default rank.
     query_rank = 0
     if config.has("q_lora_rank") or "q_lora_rank" not in config.values:
         query_rank = config.integer("q_lora_rank", 1536)
@@ -194,7 +194,7 @@ def _mlp(config: Fields, at: str, hidden: int, inner: int) -> MLP:
 
 
 def _ignored(config: Fields, num_layers: int, default: int) -> re.Pattern[str]:
-    """Layers behind the last are for predicting several tokens at once."""
+    """Names of tensors to ignore. Layers after the last are heads for multi-token prediction."""
     more = config.integer("num_nextn_predict_layers", default, least=0, most=64)
     names = "|".join(str(num_layers + i) for i in range(more))
     behind = rf"|^model\.layers\.({names})\." if more else ""

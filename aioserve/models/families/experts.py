@@ -1,5 +1,4 @@
-"""Mixtures of experts as config.json and checkpoints spell them: what the families that have them
-share."""
+"""Mixtures of experts in config.json and checkpoints, for all families that have them."""
 
 from __future__ import annotations
 
@@ -13,16 +12,16 @@ __all__ = ["MOST_EXPERTS", "gated_mlp", "mixture", "read_routing", "router", "sp
 
 _ALSO = "num_local_experts"
 MOST_EXPERTS = 1024
-"""Most experts of a layer. Each is described before the checkpoint can say that it is missing."""
+"""Most experts of a layer. Each is described before a checkpoint can show that it is missing."""
 MOST_IN_ALL = 1 << 15
 """Most experts of all layers together: DeepSeek-V3 has 14,848, Kimi K2 23,040."""
 
 
 def read_routing(config: Fields, field: str, experts: int, top_k: int, **other: Any) -> Routing:
-    """As many experts as `field` says, or the name that transformers 5 writes in its place, and a
-    softmax unless `other` has more of `Routing`.
+    """Read a routing, by a softmax unless `other` has other fields of `Routing`.
 
-    experts, top_k: defaults.
+    - field: field with the number of experts, which transformers 5 calls `num_local_experts`.
+    - experts, top_k: defaults.
     """
     if config.has(_ALSO) and not config.has(field):
         field = _ALSO
@@ -47,9 +46,10 @@ def mixture(
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     **other: Any,
 ) -> Experts:
-    """Experts `at.experts.i` with their own tensors, chosen by `at.gate`.
+    """Describe experts `at.experts.i` with tensors of their own, chosen by `at.gate`.
 
-    names: of the gate, up and down projections. other: more fields of `Experts`.
+    - names: names of the gate, up and down projections.
+    - other: further fields of `Experts`.
     """
     return Experts(
         router=router(f"{at}.gate", hidden, routing.experts),
@@ -63,7 +63,7 @@ def mixture(
 
 
 def router(name: str, inputs: int, outputs: int, *, bias: bool = False) -> Linear:
-    """A layer that chooses, or weighs what others give: nothing rounds its weights."""
+    """Describe a layer whose weights are never rounded, since it chooses experts or weighs them."""
     at, _, last = name.rpartition(".")
     plain = linear(at, inputs, bias, **{last: outputs})
     return Linear(plain.weights, plain.biases, is_exact=True)
@@ -85,8 +85,9 @@ def gated_mlp(
 
 
 def sparse_layers(config: Fields, num_layers: int) -> list[bool]:
-    """Which layers have experts, as Qwen's families say it: each `decoder_sparse_step`-th, but
-    those in `mlp_only_layers`."""
+    """True for each layer with experts, by the fields of Qwen's families.
+
+    These are every `decoder_sparse_step`-th layer except those in `mlp_only_layers`."""
     step = config.integer("decoder_sparse_step", 1)
     dense = config.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):

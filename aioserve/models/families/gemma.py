@@ -1,8 +1,8 @@
 """Gemma 2 and 3 (Gemma Team, "Gemma 2", 2024; "Gemma 3 technical report", 2025).
 
-Norms before and after each block, whose weights are offsets from 1; scaled embeddings; most layers
-slide. Gemma 2 caps scores and logits softly, Gemma 3 norms query and key heads instead and has a
-rotary base of its own for the sliding layers.
+Norms before and after each block have weights that are offsets from 1. Embeddings are scaled, and
+most layers have a sliding window. Gemma 2 caps scores and logits softly. Gemma 3 has norms of query
+and key heads instead, and a rotary base of its own for the sliding layers.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ def gemma3(config: Fields) -> Architecture:
 
 
 def gemma3_conditional(config: Fields) -> Architecture:
-    """The language model inside Gemma 3's image-and-text checkpoints; images are not served."""
+    """Read the language model in Gemma 3's image-and-text checkpoints. Images are not served."""
     return beside_towers(gemma3(config))
 
 
 def text_config(config: Fields) -> Fields:
-    """The fields of an image-and-text checkpoint that describe its language model."""
+    """Return the fields that describe the language model of an image-and-text checkpoint."""
     return nested_text(
         config,
         vocab_size=262_208,

@@ -1,9 +1,9 @@
 """GLM-4 (Team GLM, "ChatGLM: a family of large language models", 2024) and its form of 2025, GLM-4
 0414.
 
-Llama with biases on queries, keys and values, a rotation of the first half of each head in
-interleaved pairs, and gate and up in one projection. GLM-4 0414 has norms behind attention and MLP
-as well.
+It is Llama with biases on queries, keys and values, and with gate and up in one projection. The
+first half of each head rotates, in interleaved pairs. GLM-4 0414 also has norms behind attention
+and MLP.
 """
 
 from __future__ import annotations

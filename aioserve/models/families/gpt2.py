@@ -1,6 +1,7 @@
 """GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019).
 
-LayerNorms, learned positions, biases everywhere, an MLP without a gate; weights stored transposed.
+It has LayerNorms, learned positions, biases everywhere, and an MLP without a gate. Files store
+weights transposed.
 """
 
 from __future__ import annotations

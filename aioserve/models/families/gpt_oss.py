@@ -1,7 +1,7 @@
 """GPT-OSS (OpenAI, "gpt-oss-120b and gpt-oss-20b model card", 2025).
 
-Every second layer slides. Each query head has a sink. Experts have biases and a clamped SwiGLU, and
-those of a layer are one tensor, in which rows of gate and up take turns.
+Every second layer has a sliding window, and each query head a sink. Experts have biases and a
+clamped SwiGLU. Files stack the experts of a layer in one tensor, with rows of gate and up in turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Granite 3 and the dense models of Granite 4 (Granite Team, IBM, "Granite 3.0 language models",
 2024; ibm-granite/granite-4.0-micro, 2025).
 
-Llama with four multipliers: of embeddings, of scores, of what each block adds to the residual, and
-a divisor of logits. Granite 4 fuses gate and up, and its positions may go without a rotation.
+It is Llama with factors on embeddings, on scores and on the outputs of each block, and with a
+divisor of logits. Granite 4 fuses gate and up, and may have no rotation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def granite(config: Fields) -> Architecture:
 
 
 def granite_hybrid(config: Fields) -> Architecture:
-    """Granite 4, where it has neither experts nor layers with a state."""
+    """Read a Granite 4 that has neither experts nor layers with a recurrent state."""
     if config.integer("num_local_experts", 8, least=0):
         config.unsupported("num_local_experts", "experts are not implemented: it must be 0")
     kinds = config.values.get("layer_types", config.values.get("layers_block_type"))

@@ -1,10 +1,11 @@
-"""Llama (Touvron et al., 2023; Grattafiori et al., "The Llama 3 herd of models", 2024), and the
-families that are Llama with a few fields changed.
+"""Llama (Touvron et al., 2023; Grattafiori et al., "The Llama 3 herd of models", 2024), and Phi-3.
 
-Llama is pre-normalised with RMS norms, and has rotary positions, grouped heads since version 2, and
-a gated MLP; Yi, Falcon 3 and DeepSeek's dense models are Llama by name. Phi-3 and 4 (Abdin et al.,
-"Phi-3 technical report", 2024; "Phi-4 technical report", 2024) have fused projections in the
-checkpoint, a partial rotation, and long contexts by LongRoPE (Ding et al., 2024).
+Llama has RMS norms before its blocks, rotary positions, grouped heads since version 2, and a gated
+MLP. Yi, Falcon 3 and DeepSeek's dense models are Llama by name.
+
+Phi-3 and 4 (Abdin et al., "Phi-3 technical report", 2024; "Phi-4 technical report", 2024) change a
+few fields. They have fused projections in the checkpoint, a partial rotation, and long contexts by
+LongRoPE (Ding et al., 2024).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from aioserve.models.rope import read_rope
 __all__ = ["ORIGINAL_POSITIONS_OF_PHI3", "llama", "phi3"]
 
 ORIGINAL_POSITIONS_OF_PHI3 = 4096
-"""Context of the pretraining, where a config doesn't say it."""
+"""Context of the pretraining, in tokens, for configs without it."""
 
 
 def llama(config: Fields) -> Architecture:

@@ -1,9 +1,9 @@
 """Mistral (Jiang et al., "Mistral 7B", 2023), Ministral and Mistral Small 3 (Mistral AI, 2024 and
 2025), and Ministral 3 (Mistral AI, 2025).
 
-Llama with a sliding window in every layer, or in those that Ministral names. Ministral 3 stretches
-its rope by yarn and scales queries by their position, as Llama 4 does. Mistral Small 3 and
-Ministral 3 come in image-and-text checkpoints, of which the language model is served.
+It is Llama with a sliding window in every layer, or for Ministral in the layers that the config
+names. Ministral 3 stretches its rope by yarn and scales queries by position, as Llama 4 does.
+Mistral Small 3 and Ministral 3 come in image-and-text checkpoints, whose language model is served.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def ministral3(config: Fields) -> Architecture:
 
 
 def mistral3_conditional(config: Fields) -> Architecture:
-    """The language model inside Mistral's image-and-text checkpoints; images are not served."""
+    """Read the language model in Mistral's image-and-text checkpoints. Images are not served."""
     model_type = config.text("model_type", "mistral")
     texts = {"mistral": mistral, "ministral": ministral, "ministral3": ministral3}
     if model_type not in texts:
@@ -73,7 +73,7 @@ def mistral3_conditional(config: Fields) -> Architecture:
 
 
 def text_config(config: Fields) -> Fields:
-    """The fields of an image-and-text checkpoint that describe its language model."""
+    """Return the fields that describe the language model of an image-and-text checkpoint."""
     text = config.nested("text_config")
     if text.values.get("model_type") == "ministral3":
         sizes = {"vocab_size": 131_072, "num_hidden_layers": 34, "max_position_embeddings": 262_144}

@@ -1,5 +1,6 @@
-"""Mixtral (Jiang et al., "Mixtral of experts", 2024): Mistral with experts in each layer, of which
-a token has those whose scores are highest, weighted by the softmax of these."""
+"""Mixtral (Jiang et al., "Mixtral of experts", 2024): Mistral with experts in each layer.
+
+A token goes to the experts with the highest scores, weighted by the softmax of these scores."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Nemotron-4 and Minitron (Parmar et al., "Nemotron-4 15B technical report", 2024; Muralidharan et
 al., "Compact language models via pruning and knowledge distillation", 2024).
 
-LayerNorms whose weights are offsets from 1, a rotation of half of each head, and an MLP without a
-gate that squares what is positive.
+It has LayerNorms whose weights are offsets from 1, and a rotation of half of each head. Its MLP has
+no gate, and squares positive numbers.
 """
 
 from __future__ import annotations

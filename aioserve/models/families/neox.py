@@ -1,8 +1,8 @@
 """GPT-NeoX and Pythia (Black et al., "GPT-NeoX-20B", 2022; Biderman et al., "Pythia", 2023).
 
-Attention and MLP read the residual side by side, each through a LayerNorm of its own; biases
-everywhere, a rotation of a quarter of each head, gelu without a gate. One projection makes queries,
-keys and values, head by head.
+Attention and MLP read the residual in parallel, each through a LayerNorm of its own. There are
+biases everywhere, a rotation of a quarter of each head, and gelu without a gate. One projection
+makes queries, keys and values, head by head.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """OLMo 2 and 3 (OLMo Team, "2 OLMo 2 Furious", 2025; "Olmo 3", 2025).
 
-Llama with its norms behind attention and MLP instead of before them, and with RMS norms over all
-queries and over all keys of a token. In OLMo 3 three of four layers slide, and the scaling of the
-rope is for the others.
+It is Llama with its norms behind attention and MLP instead of before them. It also has RMS norms
+over all queries and over all keys of a token. In OLMo 3, three of four layers have a sliding
+window, and only the others scale the rope.
 """
 
 from __future__ import annotations

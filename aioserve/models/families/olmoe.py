@@ -1,5 +1,7 @@
-"""OLMoE (Muennighoff et al., "OLMoE: open mixture-of-experts language models", 2024): Llama with
-RMS norms over all queries and over all keys of a token, and experts in each layer."""
+"""OLMoE (Muennighoff et al., "OLMoE: open mixture-of-experts language models", 2024).
+
+It is Llama with RMS norms over all queries and over all keys of a token, and experts in each layer.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Qwen 2 and 3 (Yang et al., "Qwen2 technical report", 2024; "Qwen3 technical report", 2025).
 
-Llama with biases on queries, keys and values (2) or RMS norms on each query and key head (3), and
-sliding windows in the upper layers where config.json asks for them.
+They are Llama with biases on queries, keys and values (2) or RMS norms on each query and key head
+(3). The upper layers have sliding windows if config.json asks for them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _qwen(config: Fields, shape: Shape, **other: Any) -> Architecture:
 
 
 def _windows(config: Fields, num_layers: int) -> list[int]:
-    """Layers from `max_window_layers` on slide, if `use_sliding_window` says so."""
+    """Read the windows: with `use_sliding_window`, layers from `max_window_layers` on slide."""
     slides = config.flag("use_sliding_window", False)
     first = num_layers
     if slides and config.has("sliding_window"):

@@ -1,6 +1,7 @@
 """Qwen2-MoE (Yang et al., "Qwen2 technical report", 2024) and Qwen3-MoE ("Qwen3 technical report",
-2025): Qwen 2 and 3 with experts in most layers. Qwen2-MoE has an MLP beside them that all tokens
-share, weighed by a gate of its own."""
+2025): Qwen 2 and 3 with experts in most layers.
+
+Qwen2-MoE also has an MLP that all tokens share, weighed by a gate of its own."""
 
 from __future__ import annotations
 
@@ -76,8 +77,7 @@ def _routing(config: Fields, *, experts: int, top_k: int) -> Routing:
 
 
 def _every_second(config: Fields, num_layers: int) -> list[int]:
-    """Every second of the layers below `max_window_layers` slides, the first one first, if
-    `use_sliding_window` says so."""
+    """Read the windows: with `use_sliding_window`, even layers below `max_window_layers` slide."""
     slides = config.flag("use_sliding_window", False)
     end = config.integer("max_window_layers", 28, least=0) if slides else 0
     kinds = ("full_attention", "sliding_attention")

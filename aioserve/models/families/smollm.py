@@ -1,7 +1,7 @@
 """SmolLM3 (Hugging Face, "SmolLM3: smol, multilingual, long-context reasoner", 2025).
 
-Llama with grouped heads, of whose layers every fourth has no rotation (Yang et al., "RoPE to NoPE
-and back again", 2025).
+It is Llama with grouped heads, and without a rotation in every fourth layer (Yang et al., "RoPE to
+NoPE and back again", 2025).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def smollm3(config: Fields) -> Architecture:
 
 
 def _rotated(config: Fields, num_layers: int) -> list[bool]:
-    """Whether each layer has a rotation, which is what the entries of `no_rope_layers` say."""
+    """True for each layer with a rotation, as in `no_rope_layers`, despite the field's name."""
     if not config.has("no_rope_layers"):
         interval = config.integer("no_rope_layer_interval", 4)
         return [(layer + 1) % interval > 0 for layer in range(num_layers)]

@@ -1,7 +1,7 @@
 """StableLM 2 (Bellagente et al., "Stable LM 2 1.6B technical report", 2024).
 
-Llama with LayerNorms and a rotation of a quarter of each head. Biases on queries, keys and values,
-and attention beside the MLP, are options.
+It is Llama with LayerNorms and a rotation of a quarter of each head. Options are biases on queries,
+keys and values, and attention in parallel with the MLP.
 """
 
 from __future__ import annotations
