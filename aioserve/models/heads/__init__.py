@@ -1,6 +1,7 @@
-"""Heads that guess tokens from the hidden states of the model that they were trained for.
+"""Heads that draft tokens from the hidden states of the model that they were trained for.
 
-A head is a directory of its own, with config.json and weights: EAGLE-3's, as the library
-`speculators` and the programs of its authors write them, and Medusa's. It knows hidden states,
-token ids and KV pages; it must not know drafters, requests or how guesses are verified.
+A head is a directory of its own, with config.json and weights. The kinds are EAGLE-3, multi-token
+prediction and Medusa, in files of the library `speculators` or of the methods' authors. A head
+knows hidden states, token ids and KV pages. It must not know drafters, requests or the verification
+of draft tokens.
 """

@@ -1,6 +1,6 @@
-"""Heads that guess tokens, as values: what each is made of, and the tensors of its files.
+"""Descriptions of heads that draft tokens: their parts, and the tensors of their files.
 
-No tensors here. `reading` makes them of config.json.
+Values only. They are made from config.json in `reading`.
 """
 
 from __future__ import annotations
@@ -17,52 +17,55 @@ from aioserve.models.architecture import Architecture, Linear, Norm, Tensor, par
 __all__ = ["DRAFT_IDS", "Eagle3Config", "HeadConfig", "MTPConfig", "MedusaConfig"]
 
 DRAFT_IDS: str = "d2t"
-"""Tensor with the distance of each of the head's tokens from the target's, int64 [draft vocab]."""
+"""Tensor with the target's token id minus the head's, for each of the head's tokens.
+
+It is int64 [draft vocab]."""
 _OF_THE_TARGET = re.compile(r"^(embed_tokens|lm_head|verifier_lm_head)\.weight$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(Architecture):
-    """One decoder that reads hidden states of the target beside embeddings (Li et al., "EAGLE-3",
-    2025, section 3.1). Its first layer's projections take both, side by side.
+    """Decoder that reads hidden states of the target together with embeddings.
 
-    An embedding that the file lacks is the target's; so is a missing output layer.
+    Li et al., "EAGLE-3", 2025, section 3.1. The projections of its first layer take both, side by
+    side. If the files have no embedding or no output layer, the target's is used.
     """
 
     fusion: Linear
-    """Makes one hidden state of those that are read: [hidden, features * target_hidden_size]."""
+    """Projection of the features to one hidden state: [hidden, features * target_hidden_size]."""
     feature_norms: tuple[Norm, ...]
-    """Norms of what `fusion` reads: none, one of all together, or one of each."""
+    """Norms of the input of `fusion`: none, one over all features, or one of each feature."""
     hidden_norm: Norm
-    """Norm of hidden states before the first layer; its `mixer_norm` is that of embeddings."""
+    """Norm of hidden states before the first layer, whose `mixer_norm` is that of embeddings."""
     norms_residual: bool
-    """Whether the residual stream begins behind `hidden_norm`."""
+    """True if the residual stream begins after `hidden_norm`."""
     norms_output: bool
-    """Whether the hidden state that the next guess reads is behind the final norm."""
+    """True if the next draft step reads hidden states after the final norm."""
     target_hidden_size: int
     feature_layers: tuple[int, ...] | None
-    """Which hidden states are read: what goes into these layers of the target, counted from 0;
-    what leaves the last one has the number of layers. None: the file doesn't say."""
+    """Layers of the target whose inputs are the features, counted from 0; None: not in the file.
+
+    The number of layers stands for the output of the last one."""
     num_features: int
     draft_vocab_size: int
-    """Number of tokens that the head knows."""
+    """Number of tokens that the head can draft."""
     has_embedding: bool
     has_output: bool
     kind: ClassVar[str] = "eagle3"
 
     @property
     def stored(self) -> Iterator[Tensor]:
-        """Every tensor of the file that holds floats."""
+        """Tensors of floats in the files."""
         own = (self.embedding,) if self.has_embedding else ()
         output = (self.head,) if self.has_output else ()
         parts = own, self.feature_norms, self.fusion, self.hidden_norm, self.layers
         return parts_of((*parts, self.final_norm, output), Tensor)
 
     def layers_read(self, num_layers: int) -> tuple[int, ...]:
-        """`feature_layers` for a target of so many layers: where the file doesn't say, the second,
-        the middle and the last but two, as EAGLE's authors have them.
+        """Return `feature_layers`, or the default of EAGLE's authors, for a target's `num_layers`.
 
-        Raises `ModelError` for a layer that the target lacks.
+        The default is layer 2, the middle layer, and the third layer from the end. Raises
+        `ModelError` for a layer that the target lacks.
         """
         found, why = self.feature_layers, ""
         if found is None:
@@ -78,10 +81,11 @@ class Eagle3Config(Architecture):
 
 @dataclass(frozen=True, kw_only=True)
 class MTPConfig(Architecture):
-    """One decoder layer that reads the target's last hidden states beside embeddings, made one by a
-    projection (DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 2.2; as one layer that
-    reads its own output, Cai et al., "FastMTP", 2025). The final norm's output is what the next
-    guess reads. Embedding and output layer are the target's.
+    """Decoder layer that reads embeddings and the target's last hidden states.
+
+    DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 2.2. A projection joins both inputs.
+    Further draft steps read the output of the final norm (Cai et al., "FastMTP", 2025). Embedding
+    and output layer are the target's.
     """
 
     token_norm: Norm
@@ -89,52 +93,54 @@ class MTPConfig(Architecture):
     hidden_norm: Norm
     """Norm of hidden states."""
     projection: Linear
-    """Makes one of both, the embedding first: [hidden, 2 * hidden]."""
+    """Projection of both inputs to one, the embedding first: [hidden, 2 * hidden]."""
     kind: ClassVar[str] = "mtp"
 
     @property
     def stored(self) -> Iterator[Tensor]:
-        """Every tensor of the file."""
+        """Tensors of the files."""
         parts = self.token_norm, self.hidden_norm, self.projection, self.layers, self.final_norm
         return parts_of(parts, Tensor)
 
     def layers_read(self, num_layers: int) -> tuple[int, ...]:
-        """What leaves the last of the target's layers."""
+        """Return the number of layers, which stands for the output of the target's last layer."""
         return (num_layers,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaConfig:
-    """Heads that each guess one of the next tokens from one hidden state (Cai et al., "Medusa",
-    2024, section 2.1): number k, from 0, guesses the token k + 2 positions on, since the target
-    itself draws the next one. Block j of a head is x + silu(linear(x)).
+    """Heads that each draft one of the next tokens from the same hidden state.
+
+    Cai et al., "Medusa", 2024, section 2.1. Head k, counted from 0, drafts the token k + 2
+    positions ahead, since the target itself draws the next one. A block computes
+    x + silu(linear(x)).
     """
 
     hidden_size: int
     vocab_size: int | None
-    """Number of tokens that the heads know; None: as many as the target."""
+    """Number of tokens that the heads can draft; None: as many as the target has."""
     blocks: tuple[tuple[Linear, ...], ...]
     """Blocks of each head, [hidden, hidden]."""
     outputs: tuple[Linear, ...] | None
-    """Output layer of each head, [vocab, hidden]; None: all have the target's."""
+    """Output layer of each head, [vocab, hidden]; None: all use the target's."""
     kind: ClassVar[str] = "medusa"
 
     def layers_read(self, num_layers: int) -> tuple[int, ...]:
-        """What leaves the last of the target's layers."""
+        """Return the number of layers, which stands for the output of the target's last layer."""
         return (num_layers,)
 
     @property
     def stored(self) -> Iterator[Tensor]:
-        """Every tensor of the file."""
+        """Tensors of the files."""
         return parts_of((self.blocks, self.outputs), Tensor)
 
     def canonical(self, stored_name: str) -> str:
-        """The name used here for a file's tensor."""
+        """Return the name used here for a file's tensor."""
         return stored_name
 
     @property
     def ignored(self) -> re.Pattern[str]:
-        """Tensors that the computation doesn't need: the target's, which some files repeat."""
+        """Names of tensors to ignore: those of the target, which some files repeat."""
         return _OF_THE_TARGET
 
 

@@ -1,4 +1,4 @@
-"""What heads have in common that are a decoder of their own, with KV pages of their own."""
+"""Base of heads that are decoders with KV pages of their own."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ X = TypeVar("X")
 
 
 class DecoderHead(ABC):
-    """A loaded head. Computes for one thread at a time, and keeps nothing between calls: what a
-    sequence has left behind is in the KV pages that calls name.
+    """Loaded head. Only one thread at a time may use it.
 
-    In a batch of the head's, `token_ids` are one token ahead of `positions`: the row at position i
-    has what the target knew at token i, and token i + 1. Its logits are of token i + 2.
+    It keeps no state between calls: KV of earlier tokens is in the pages that a batch names. In a
+    batch, `token_ids` are one token ahead of `positions`. The row at position i has the target's
+    features of token i and the id of token i + 1. Its logits are for token i + 2.
 
-    `features`: number of columns of what it reads of the target. `use_program`: as `Decoder` has
-    it.
+    - features: number of columns of the target's features.
+    - use_program: run a call in one program, as in `Decoder`.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class DecoderHead(ABC):
         """Dtype of hidden states, and of the KV pages."""
         self.hidden_size: int = config.hidden_size
         self.max_model_len: int = max_model_len
-        """Longest context in tokens."""
+        """Longest context, in tokens."""
         layers = config.kv_layers(format_of_floats(self.dtype))
         self.layout: KVLayout = kv_layout(layers, max_model_len, grouped=False)
-        """Layers share every KV page."""
+        """Layout of the KV pages: one group of all layers."""
         self._backend = weights.backend
         self._embedding = embedding
         self._output = output
         self._rotary_tables = weights.rotary_tables
         self._features = features
         self._programs: dict[bool, StepProgram | None] = {False: None, True: None}
-        """What computes from the head's own hidden states, and what from the target's."""
+        """Programs that start from the target's features (True) or own hidden states (False)."""
         if use_program:
             shape = self.kv_shape(1, 1)
             for fuses in self._programs:
@@ -75,7 +75,7 @@ class DecoderHead(ABC):
                 self._programs[fuses] = self._backend.record(forward, shape, self.dtype)
 
     def kv_shape(self, num_pages: int, page_size: int) -> KVShape:
-        """Sizes of KV pages for the head's layers."""
+        """Sizes of the head's KV cache of `num_pages` pages."""
         return KVShape(self.layout, num_pages, page_size)
 
     def new_cache(self, num_pages: int, page_size: int) -> KVCache:
@@ -84,21 +84,22 @@ class DecoderHead(ABC):
     @property
     @abstractmethod
     def kind(self) -> str:
-        """The kind of head, as `speculators` names it."""
+        """Kind of head, by its name in `speculators`."""
 
     @torch.inference_mode()
     def forward(
         self, rows: Tensor, batch: Batch, kv: KVCache, *, fuses: bool
     ) -> tuple[Tensor, Tensor]:
-        """Write the batch's keys and values into `kv`. Return, of its `logit_rows`, logits of the
-        target's tokens, float32 `[S, vocab]`, -inf for those that the head doesn't know; and hidden
-        states `[S, hidden]`, which the next guess reads.
+        """Write the batch's keys and values into `kv`; return logits and hidden states.
 
-        rows: with `fuses` what the target's layers had, `[T, features * target_hidden_size]` in the
-            order of `layers_read`; else hidden states `[T, hidden]` of an earlier call. They don't
-            change.
-        Raises ValueError for a context beyond `max_model_len`, and for rows of another shape or
-        dtype.
+        - rows: with `fuses`, features `[T, features * target_hidden_size]` of the target's layers,
+          in the order of `layers_read`. Otherwise hidden states `[T, hidden]` of an earlier call.
+          They are not modified.
+
+        Both results are for the batch's S `logit_rows`. Logits are float32 `[S, vocab]` in the
+        target's vocabulary, with -inf for tokens that the head can't draft. The next draft step
+        reads the hidden states `[S, hidden]`. Raises ValueError for a context beyond
+        `max_model_len`, and for rows of another shape or dtype.
         """
         program = self._programs[fuses]
         hidden = self._checked(rows, batch, fuses)
@@ -118,7 +119,7 @@ class DecoderHead(ABC):
         *,
         fuses: bool,
     ) -> tuple[Drawn, Tensor]:
-        """`forward`, then `Backend.draw` from its logits; and the hidden states."""
+        """`forward`, then `Backend.draw` from its logits. Returns the hidden states, too."""
         program = self._programs[fuses]
         if program is None:
             logits, hidden = self.forward(rows, batch, kv, fuses=fuses)
@@ -128,15 +129,15 @@ class DecoderHead(ABC):
 
     @abstractmethod
     def _fused(self, ops: LayerOps[X], features: X) -> X:
-        """Hidden states `[T, hidden]` of what the target's layers had, which may change."""
+        """Make hidden states `[T, hidden]` of the target's features, which it may overwrite."""
 
     @abstractmethod
     def _behind(self, ops: LayerOps[X], hidden: X) -> X:
-        """What the layers make of hidden states `[T, hidden]`, which may change: `[S, hidden]`."""
+        """Compute the layers: `[T, hidden]` -> `[S, hidden]`. It may overwrite `hidden`."""
 
     @abstractmethod
     def _logits(self, ops: LayerOps[X], hidden: X) -> X:
-        """Logits of the target's tokens, of what `_behind` returned."""
+        """Compute logits in the target's vocabulary from the result of `_behind`."""
 
     def _compute(self, ops: LayerOps[X], *, fuses: bool) -> X:
         if fuses:
@@ -148,7 +149,7 @@ class DecoderHead(ABC):
         return self._logits(ops, hidden)
 
     def _checked(self, rows: Tensor, batch: Batch, fuses: bool) -> Tensor:
-        """Room for hidden states of a batch that fits."""
+        """Check arguments, extend the rotary tables, and allocate the batch's hidden states."""
         shape = len(batch.token_ids), self._features if fuses else self.hidden_size
         if rows.shape != shape or rows.dtype is not self.dtype or not rows.is_contiguous():
             strided = "" if rows.is_contiguous() else ", not contiguous"

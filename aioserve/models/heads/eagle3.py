@@ -1,12 +1,12 @@
-"""Computes an EAGLE-3 head over its own KV pages (Li et al., "EAGLE-3: Scaling up inference
-acceleration of large language models via training-time test", 2025, section 3.1).
+"""EAGLE-3 head over its own KV pages (Li et al., "EAGLE-3: Scaling up inference acceleration of
+large language models via training-time test", 2025, section 3.1).
 
     hidden states f1, f2, f3 of token i, which the target computed        token i + 1
                   │ fuse                                                      │ embed
                   ▼                                                           ▼
                hidden ──► norm ──► side by side with the norm of the embedding ──► attention, MLP
                   ▲                                                                     │
-                  └───────── where the target has computed none yet ◄── hidden ◄────────┤
+                  └───────── for tokens that the target has not computed ◄── hidden ◄───┤
                                                                     logits of i + 2 ◄───┘
 """
 
@@ -34,11 +34,12 @@ X = TypeVar("X")
 
 
 class Eagle3Head(DecoderHead):
-    """A loaded head.
+    """Loaded EAGLE-3 head.
 
-    embedding: `[vocab, hidden]`, its own or the target's.
-    output: `[draft vocab, hidden]`, float32 results.
-    draft_ids: int64 `[draft vocab]`, the target's tokens; None: all are alike.
+    - embedding: `[vocab, hidden]`, its own or the target's.
+    - output: `[draft vocab, hidden]`, with float32 results.
+    - draft_ids: int64 `[draft vocab]`, the target's id of each of the head's tokens; None: both
+      have the same ids.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Loads a head beside the model that it guesses for."""
+"""Loading of a head for the model that it drafts for."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ __all__ = ["load_head", "make_head"]
 
 
 def load_head(path: Path | str, target: Decoder) -> DecoderHead | MedusaHeads:
-    """Load the head in the directory `path`, to be computed as `target` is: in its dtype, on its
-    backend, by a step program if it has one, for contexts as long. An embedding or output layer
-    that the files lack is the target's.
+    """Load the head in the directory `path`, and compute it like `target`.
+
+    It has the target's dtype, backend and longest context, and uses a step program if the target
+    does. If the files have no embedding or no output layer, the target's is used.
 
     Raises:
-        ModelNotFoundError: no such directory.
+        ModelNotFoundError: the directory does not exist.
         UnsupportedModelError: a kind of head or a setting that isn't implemented.
-        WeightsError: no weights, or a file or tensor missing, broken or of the wrong shape.
-        ModelError: a malformed file, or a head for another target: of another hidden size, another
+        WeightsError: a file or tensor is missing, broken or of the wrong shape.
+        ModelError: a malformed file, or a head for a target with another hidden size, another
             vocabulary or more layers.
     """
     return make_head(ReadHead.of(path), target)
@@ -46,9 +47,10 @@ def make_head(
     memory_bytes: int | None = None,
     backend: Backend | None = None,
 ) -> DecoderHead | MedusaHeads:
-    """Read the weights of a head, to be computed as `target` is; `backend`: on another one of its
-    device. Raises as `load_head` does, and `ModelError` for weights beyond `memory_bytes`; None:
-    anything."""
+    """Read the weights of a head, and compute it like `target`.
+
+    `backend` may be another one for the target's device; None: the target's. Raises the errors of
+    `load_head`, and `ModelError` for weights beyond `memory_bytes`; None: no limit."""
     config = read.config
     read.check(target.config)
     needed = sum([math.prod(tensor.shape) for tensor in config.stored]) * target.dtype.itemsize

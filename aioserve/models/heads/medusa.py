@@ -1,5 +1,5 @@
-"""Computes Medusa heads (Cai et al., "Medusa: Simple LLM inference acceleration framework with
-multiple decoding heads", 2024, section 2.1)."""
+"""Medusa heads (Cai et al., "Medusa: Simple LLM inference acceleration framework with multiple
+decoding heads", 2024, section 2.1)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ __all__ = ["MedusaHeads"]
 
 
 class MedusaHeads:
-    """Loaded heads. Computes for one thread at a time, op by op, and keeps nothing between calls.
+    """Loaded Medusa heads. Only one thread at a time may use them.
 
-    outputs: the output layer of each head, `[vocab, hidden]`, float32 results.
+    They compute op by op, and keep no state between calls. `outputs` has the output layer of each
+    head, `[vocab, hidden]`, with float32 results.
     """
 
     def __init__(self, config: MedusaConfig, weights: Weights, outputs: Sequence[Linear]) -> None:
@@ -42,10 +43,10 @@ class MedusaHeads:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, count: int | None = None) -> Tensor:
-        """Logits of the first `count` heads, None: of all, float32 `[count, S, vocab]`, of hidden
-        states `[S, hidden]` that the target's output layer reads.
+        """Compute logits of the first `count` heads, or of all: float32 `[count, S, vocab]`.
 
-        Raises ValueError for hidden states of another shape or dtype.
+        `hidden` are the hidden states `[S, hidden]` that the target's output layer reads. Raises
+        ValueError for another shape or dtype.
         """
         columns = self.config.hidden_size
         if hidden.dim() != 2 or hidden.shape[1] != columns or hidden.dtype is not self.dtype:

@@ -1,6 +1,7 @@
-"""Computes a head for multi-token prediction over its own KV pages (DeepSeek-AI, "DeepSeek-V3
-technical report", 2024, section 2.2), one layer that reads its own output for further guesses (Cai
-et al., "FastMTP", 2025)."""
+"""Head for multi-token prediction over its own KV pages (DeepSeek-AI, "DeepSeek-V3 technical
+report", 2024, section 2.2).
+
+Its one layer reads its own output to draft further tokens (Cai et al., "FastMTP", 2025)."""
 
 from __future__ import annotations
 
@@ -18,10 +19,7 @@ X = TypeVar("X")
 
 
 class MTPHead(DecoderHead):
-    """A loaded head.
-
-    embedding, output: the target's.
-    """
+    """Loaded head for multi-token prediction. `embedding` and `output` are the target's."""
 
     def __init__(
         self,
@@ -48,7 +46,7 @@ class MTPHead(DecoderHead):
         return self.config.kind
 
     def _fused(self, ops: LayerOps[X], features: X) -> X:
-        """What the target's last layer gave."""
+        """Return the output of the target's last layer, unchanged."""
         return features
 
     def _behind(self, ops: LayerOps[X], hidden: X) -> X:

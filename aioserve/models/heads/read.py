@@ -1,5 +1,4 @@
-"""The directory of a head before its weights are read, and whether it goes with a target. No torch
-here."""
+"""Directory of a head before its weights are read, and checks against a target. No torch here."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ CONFIG = "config.json"
 
 
 class HeadTarget(Protocol):
-    """What a head is compared with: the config of a model, or its sizes alone."""
+    """Target that a head is checked against: the config of a model, or only its sizes."""
 
     @property
     def num_layers(self) -> int: ...
@@ -34,19 +33,19 @@ class HeadTarget(Protocol):
 
     @property
     def has_head(self) -> bool:
-        """Whether it makes tokens."""
+        """True if it makes tokens."""
         ...
 
 
 class ReadHead(NamedTuple):
-    """What the config.json of a head says. Its weights are read when it is made."""
+    """Directory and configuration of a head. `make_head` reads the weights."""
 
     path: Path
     config: HeadConfig
 
     @classmethod
     def of(cls, path: Path | str) -> ReadHead:
-        """The head in the directory `path`. Raises as `load_head` does."""
+        """Read the config of the head in the directory `path`. Raises the errors of `load_head`."""
         path = Path(path)
         if not os.path.isdir(path):
             raise ModelNotFoundError(f"{path}: no such directory")
@@ -58,7 +57,7 @@ class ReadHead(NamedTuple):
             return cls(path, read_head_config(values, tensors.shapes))
 
     def check(self, target: HeadTarget) -> None:
-        """Raise `ModelError` unless the head is one for such a target."""
+        """Raise `ModelError` unless the head fits the target."""
         config, source = self.config, self.path / CONFIG
         if not target.has_head:
             raise ModelError(f"{self.path}: a head can't draft for a model that makes no tokens")
@@ -77,8 +76,9 @@ class ReadHead(NamedTuple):
                 )
 
     def layers_read(self, target: HeadTarget) -> tuple[int, ...]:
-        """What of the target the head reads, as `kept_layers` of `Decoder` has it. Raises
-        `ModelError` for a layer that the target lacks."""
+        """Return the target's layers that the head reads, as `kept_layers` for `Decoder`.
+
+        Raises `ModelError` for a layer that the target lacks."""
         try:
             return self.config.layers_read(target.num_layers)
         except ModelError as error:

@@ -1,8 +1,8 @@
-"""Reads the config.json of a head that guesses tokens, in each of the forms that there are.
+"""Reading of the config.json of a head, in its several forms.
 
-`speculators` (https://github.com/vllm-project/speculators) names the kind in
-`speculators_model_type` and has a decoder's own fields in `transformer_layer_config`; the programs
-of EAGLE's and Medusa's authors write flat files. No tensors here.
+The library `speculators` (https://github.com/vllm-project/speculators) names the kind in
+`speculators_model_type`, and has the fields of a decoder in `transformer_layer_config`. The
+programs of EAGLE's and Medusa's authors write flat files. No tensors here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TABLES = re.compile(r"^(model\.)?(d2t|t2d)$")
 
 
 def read_head_config(config: Fields, shapes: Mapping[str, tuple[int, ...]]) -> HeadConfig:
-    """Read a parsed config.json; `shapes` are those of the tensors beside it, by name.
+    """Read a parsed config.json. `shapes` are those of the tensors in the weight files, by name.
 
     Raises `UnsupportedModelError` for a kind of head or a setting that isn't implemented and
     `ModelError` for a malformed file; both name file, field and value.
@@ -128,7 +128,7 @@ _PREFIXES = (
     ("fc_norm.", "model.fc_norm."),
     ("input_norm.", "model.input_norm."),
 )
-"""(prefix found, prefix here), beside those of a decoder that is stored by itself."""
+"""Pairs of a prefix in files and the prefix that replaces it here, besides the decoder's own."""
 
 
 def _canonical(name: str) -> str:
@@ -164,8 +164,8 @@ def _feature_norms(
 
 
 def _reading_both(layer: Layer) -> Layer:
-    """The layer with projections that take an embedding and a hidden state side by side."""
-    mixer = cast("Attention", layer.mixer)  # llama and qwen3 have no other
+    """Widen a layer's QKV projections to take an embedding and a hidden state side by side."""
+    mixer = cast("Attention", layer.mixer)  # the only kind in llama and qwen3
     weights = tuple(
         replace(weight, shape=(weight.rows, 2 * weight.columns)) for weight in mixer.qkv.weights
     )
@@ -178,7 +178,7 @@ def _mtp(config: Fields) -> MTPConfig:
         layer.unsupported("model_type", "the layer of an MTP head must be qwen3's")
     if config.integer("num_nextn_predict_layers", 1) != 1:
         config.unsupported("num_nextn_predict_layers", "an MTP head has one layer")
-    # The file repeats the target's config, with all its layers. The head's is like the last one.
+    # The file repeats the target's config, with all its layers. The head's layer is like the last.
     decoder = qwen3(layer)
     hidden, eps, own = decoder.hidden_size, decoder.final_norm.eps, decoder.layers[-1]
     if own.mixer.window:
@@ -208,7 +208,7 @@ def _medusa(config: Fields, shapes: Mapping[str, tuple[int, ...]]) -> MedusaConf
         root = "medusa_head." if "medusa_head.0.0.linear.weight" in shapes else ""
         block_at, output_at = root + "{}.{}.linear", root + f"{{}}.{depth}"
     has_outputs = output_at.format(0) + ".weight" in shapes
-    # The files of Medusa's authors have no sizes: those are the target's.
+    # The files of Medusa's authors lack sizes, which the shapes of weights tell.
     hidden = _size(config, "hidden_size", "medusa_hidden_size", shapes, block_at.format(0, 0))
     vocab = None
     if has_outputs:
@@ -240,7 +240,7 @@ _BY_NUMBERS = re.compile(r"(medusa_head\.)?0\.0\.linear\.weight$")
 def _size(
     config: Fields, name: str, other: str, shapes: Mapping[str, tuple[int, ...]], at: str
 ) -> int:
-    """The field of one of the names, or else the rows of a weight."""
+    """Read a size from one of two fields, or else from the rows of a weight."""
     for field in (name, other):
         if config.has(field):
             return config.integer(field)

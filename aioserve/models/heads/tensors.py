@@ -1,4 +1,4 @@
-"""Reads the tensors of a head's weight files. No torch here."""
+"""Tensors in a head's weight files. No torch here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["HeadTensors"]
 
 
 class HeadTensors(AbstractContextManager["HeadTensors"]):
-    """The weight files of one directory, open as long as the context. Raises `WeightsError`."""
+    """Weight files of one directory. A context manager that closes them. Raises `WeightsError`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -43,16 +43,17 @@ class HeadTensors(AbstractContextManager["HeadTensors"]):
         return {name: stored.shape for name, stored in self._found.items()}
 
     def arrays(self, config: HeadConfig, dtype: str) -> dict[Tensor, Array]:
-        """Every tensor of the head, rounded to `dtype`: float32, bfloat16 or float16. Raises
-        `WeightsError` as `check` does, and for one that holds no floats."""
+        """Read every tensor of the head, rounded to `dtype`: float32, bfloat16 or float16.
+
+        Raises the errors of `check`, and `WeightsError` for a tensor of integers."""
         found = self.check(config)
         return {tensor: rounded(stored.read_floats(), dtype) for tensor, stored in found.items()}
 
     def check(self, config: HeadConfig) -> dict[Tensor, StoredTensor]:
-        """Where each tensor of the head is.
+        """Find each tensor of the head in the files.
 
-        Raises `WeightsError` for one that is missing, stands twice or has another shape, and for
-        tensors that the head has no place for.
+        Raises `WeightsError` if one is missing, appears twice or has another shape, and for tensors
+        that the head has no place for.
         """
         there: dict[str, StoredTensor] = {}
         for name, stored in self._found.items():
@@ -70,9 +71,10 @@ class HeadTensors(AbstractContextManager["HeadTensors"]):
         return {tensor: _of_its_shape(there[name], tensor) for name, tensor in wanted.items()}
 
     def draft_ids(self, draft_vocab: int, vocab: int) -> npt.NDArray[np.int64] | None:
-        """The target's token for each of the head's, int64 `[draft_vocab]`; None: all are alike.
+        """Read the target's id of each of the head's tokens, int64 `[draft_vocab]`.
 
-        Raises `WeightsError` for a table that is missing or names a token twice or none.
+        None if both have the same ids. Raises `WeightsError` for a table that is missing, names a
+        token twice, or has an id that the target lacks.
         """
         stored = self._found.get(DRAFT_IDS) or self._found.get(f"model.{DRAFT_IDS}")
         if stored is None:
