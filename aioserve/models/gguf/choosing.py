@@ -67,7 +67,7 @@ def is_language_model(name: str) -> bool:
 def _is_importance_matrix(stem: str) -> bool:
     """True if a file is an importance matrix, input of a quantiser: `imatrix_x` or `NAME-imatrix`.
 
-    The name of a model that was quantised with one may end alike: `NAME-Q2_K-imatrix`.
+    The name of a model that was quantised with one may end with it, too: `NAME-Q2_K-imatrix`.
     """
     if _BEGINS_AS_MATRIX.match(stem):
         return True
