@@ -6,8 +6,8 @@
             return await engine.generate(body.prompt)
         return Response(status_code=499)
 
-An ASGI framework lets a route run on after its client has left, because no send fails. This block
-is cancelled when the client leaves, which frees the engine's request.
+An ASGI framework keeps running a route after its client has disconnected. Here the disconnect
+cancels the block, which frees the engine's request.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Request(Protocol):
 
 
 def until_disconnected(request: Request | Receive) -> AbstractAsyncContextManager[None]:
-    """Cancel the block when the client of `request` disconnects, and go on behind it.
+    """Cancel the block when the client of `request` disconnects, and continue after the block.
 
-    `request` is ASGI's `receive`, or has it. Its body must have been read: what is received from
-    here on is thrown away. Exceptions of the block pass through unchanged. A block that was
-    cancelled from outside stays cancelled. Raises TypeError for another kind of request.
+    `request` is a request object with a `receive` attribute, or ASGI's `receive` itself. Read the
+    body first: later messages are thrown away. Exceptions of the block propagate unchanged, and so
+    does a cancellation from outside. Raises TypeError for any other kind of request.
     """
     receive = cast("Receive", getattr(request, "receive", request))
     if not callable(receive):

@@ -24,7 +24,7 @@ ROWS: Final[tuple[Row, ...]] = (*of_engines.ROWS, *of_requests.ROWS, *of_command
 
 _NAME = re.compile(r"\{(?P<off>!?)(?P<name>\w+)(=(?P<value>[^}]+))?\}")
 _BEGINNING = 6
-"""Fewest characters of an abbreviation. Like argparse, it stands for a name it is a prefix of."""
+"""Fewest characters of an abbreviation, which argparse would also take for a longer name."""
 _LIKE = 0.6
 _NEARLY = 0.85
 _SPECULATION = re.compile(r"speculation_(?P<field>max_tokens|max_branches|acceptance)")

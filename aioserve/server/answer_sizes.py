@@ -45,11 +45,11 @@ class AnswerSize(msgspec.Struct, frozen=True, kw_only=True):
     echoed_tokens: int = 0
     """Prompt tokens that choices begin with, over all choices."""
     logprobs: int | None = None
-    """Most likely tokens listed at each place, besides its own token."""
+    """Number of most likely tokens listed at each place, besides its own token."""
     prompt_tokens: int = 0
     """Prompt tokens that are listed separately, over all choices."""
     prompt_logprobs: int | None = None
-    """Most likely tokens listed at each of these, besides its own."""
+    """Number of most likely tokens listed at each of these, besides its own."""
     entry_bytes: int = 80
     """Bytes of one log-probability, about, which depend on the API."""
     copies: int = 1

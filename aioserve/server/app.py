@@ -152,7 +152,7 @@ def _shape_of(shapes: Mapping[str, ErrorShape], path: str) -> ErrorShape:
 
 
 def _named(route: Route | Mount) -> object:
-    """Object that a scope has as its endpoint."""
+    """Return the object under "endpoint" in the scopes of requests to `route`."""
     return route.app if isinstance(route, Mount) else route.endpoint
 
 

@@ -1,11 +1,11 @@
 """Log line and span of OpenTelemetry for each call that has ended.
 
 A line goes to the logger `aioserve.access`. It is ASCII without control characters, whatever a
-client sends: text of others is JSON.
+client sends: text of clients is written as JSON.
 
 A span is made if OpenTelemetry's API is installed. Attributes are those of the semantic conventions
-for generative AI and for HTTP. The headers of a call say which trace it belongs to. The program's
-propagator reads them (`traceparent`, by default).
+for generative AI and for HTTP. The headers of a call determine its trace. The program's propagator
+reads them (`traceparent`, by default).
 
 Nothing here reads a prompt or a completion.
 """

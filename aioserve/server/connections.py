@@ -124,7 +124,7 @@ class _OneAtATime(_UvicornProtocol):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app. A response that begins before the whole request has arrived closes the
-        connection: the rest would be taken for the next request."""
+        connection: the rest would be taken for a new request."""
         cycle = self.cycle
 
         async def sending(message: Message) -> None:

@@ -115,7 +115,7 @@ class ErrorShape:
     kind: type
     """Type of the value that `body` returns."""
     body: Callable[[ApiError, str], object]
-    """Makes the JSON value of an error, with the id of its call."""
+    """Function that makes the JSON value of an error, with the id of its call."""
     event_kind: str | None = None
     """Type of the error event that ends a stream; None if the API's events have no types."""
     id_header: bytes | None = None
@@ -155,7 +155,7 @@ class Endpoint(Generic[B]):
     any_content_type: bool = False
     """True if a body may come without the content type of JSON, as from a bare curl."""
     streams: Streams | None = None
-    """Answers with events, or lines, in place of one value; None means never."""
+    """Cases in which it answers with events or lines in place of one value; None means never."""
 
     @property
     def media_types(self) -> tuple[str, ...]:

@@ -187,7 +187,7 @@ OF_RESPONSES: Hints = {
         use_beam_search=(False,),
         length_penalty=(1,),
         best_of=(1,),
-        # Calls of tools that the server runs, which doesn't run any.
+        # The server has no tools of its own to call.
         max_tool_calls=(int,),
         context_management=([],),
     ),

@@ -250,7 +250,7 @@ class Answering:
 
     @property
     def is_cut_off(self) -> bool:
-        """True if a limit on its length ended it."""
+        """True if a limit on its length ended it early."""
         return not self._cut and self.stream.finish_reason is FinishReason.LENGTH
 
     @property
@@ -288,8 +288,8 @@ class Answering:
         return pieces if len(pieces) < 2 else _joined(pieces)
 
     def _pieces_of(self, delta: ChatDelta) -> list[Piece]:
-        """Return reasoning, more arguments of a call, text, and new calls, in this order. Deltas
-        lack it, and most models write in this one."""
+        """Return reasoning, more arguments of a call, text, and new calls, in this order. A delta
+        has no order, and most models write in this one."""
         before: list[Piece] = [Reasoning(delta.reasoning)] if delta.reasoning else []
         begun: list[Piece] = []
         for call in delta.tool_calls:
@@ -361,7 +361,7 @@ class PartWriter(ABC, Generic[P]):
 
     @abstractmethod
     def _begun(self, piece: Reasoning | Content | CallBegun) -> tuple[P, list[Event]]:
-        """Return the part that begins with `piece`, and the events of its begin."""
+        """Return the part that begins with `piece`, and the events of its start."""
 
     @abstractmethod
     def _delta(self, piece: Reasoning | Content | Arguments) -> Event:

@@ -3,9 +3,9 @@
     {"model": "m", ..., "message": {"role": "assistant", "content": "Hi"}, "done": false}
     {"model": "m", ..., "message": {...}, "done": true, "done_reason": "stop", ...}
 
-Durations are those of the request, in nanoseconds. The model is loaded already, so its loading
-stands for the wait before the first step. The others are those of the prompt, and of the tokens
-after the first.
+Durations are those of the request, in nanoseconds. The model is loaded already, so `load_duration`
+is the wait before the first step. The others are the time for the prompt, and for the tokens after
+the first.
 """
 
 from __future__ import annotations

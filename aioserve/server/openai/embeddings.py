@@ -155,7 +155,7 @@ def written(
     *,
     in_base64: bool = False,
 ) -> Any:
-    """Return a list of the values `made` of each of `vectors`, `[N, hidden]`.
+    """Return a list with the result of `made` for each of `vectors`, `[N, hidden]`.
 
     The function takes an index and a vector, as numbers or as base64 of their bytes. The list is
     made while it is sent, and the vectors are kept until then. Raises `ApiError` if all calls
@@ -182,11 +182,10 @@ async def _encoded(
     *,
     normalize: bool | None = None,
 ) -> tuple[Any, Usage]:
-    """Return a list of the values `made` of each vector of a body, and the usage. Raises
-    `ApiError`.
+    """Return a list with the result of `made` for each vector of a body, and the usage.
 
     The function takes an index and a vector, in the format that the body asks for. Bodies without
-    `normalize` use the value here; None leaves it to the model's files.
+    `normalize` use the value here; None leaves it to the model's files. Raises `ApiError`.
     """
     body.check(call)
     prompts = await _prompts(call, body)

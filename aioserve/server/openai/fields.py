@@ -345,8 +345,8 @@ def refuse_unsupported(
 ) -> None:
     """Raise `ApiError` for a field that asks for something.
 
-    The values that ask for nothing, besides None, are in `fields`. The message has `where` after
-    "supported", for the case in which the fields aren't.
+    The values that ask for nothing, besides None, are in `fields`. The message names the case in
+    which fields aren't supported with `where`, like " with use_beam_search".
     """
     for field, harmless in fields.items():
         value = getattr(body, field)

@@ -100,7 +100,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Most likely tokens, as many as were asked for, and the token that is there. Of tokens with
     the same text, only the likeliest is listed."""
     text_offset: list[int]
-    """Begin of each token, in characters of the text of all tokens."""
+    """Start of each token, in characters of the text of all tokens."""
 
 
 class TextOffsets:

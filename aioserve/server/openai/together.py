@@ -46,7 +46,7 @@ async def all_of(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tokens and ends of a stream at one moment, which may be over when they are looked at."""
+    """Tokens and ends of a stream at one moment. The stream may have moved on since."""
 
     tokens: list[Token]
     finish_reasons: tuple[FinishReason | None, ...]

@@ -71,7 +71,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Request that hasn't ended: its arrival, and the begin of the first step that computed it."""
+    """Request that hasn't ended: its arrival, and the start of the first step that computed it."""
 
     arrived: Arrived
     began_seconds: float | None

@@ -99,7 +99,7 @@ class OpenRequest(msgspec.Struct, array_like=True):
 
     arrived: Arrived
     began_seconds: float | None = None
-    """Begin of the first step that computed part of it."""
+    """Start of the first step that computed part of it."""
     begun: set[int] = msgspec.field(default_factory=set)
     """Samples that were computed since they came or were preempted."""
 

@@ -109,7 +109,7 @@ class Tracer:
         self._tenant = tenant
         self._open: dict[int, _Open] = {}
         self._lanes: list[int | None] = []
-        """Time from which each track is free; None while it is in use."""
+        """Time from which each track is free, in µs; None while it is in use."""
         self._steps = 0
 
     def begin(self, now_seconds: float, known: Iterable[OpenRequest] = ()) -> list[TraceEvent]:

@@ -225,8 +225,8 @@ Placed = tuple[str, Item]
 async def shortened(
     items: Sequence[Placed], fits: Callable[[Sequence[Placed]], Awaitable[bool]]
 ) -> list[Placed]:
-    """Return as many of `items` as fit; the fewest if that many don't. Fewer items must fit if more
-    do."""
+    """Return the most of `items` that fit, or the fewest possible if none do. Fewer items must fit
+    whenever more do."""
     head = 0
     while head < len(items) and _is_from(items[head], "system", "developer"):
         head += 1

@@ -133,8 +133,8 @@ class FunctionTool(Strict, frozen=True, kw_only=True, tag_field="type", tag="fun
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """True if arguments must follow the schema. By default they must, if the schemas of all tools
-    can be kept."""
+    """True if arguments must follow the schema. By default they must, if the engine can enforce the
+    schemas of all tools."""
 
 
 class ResponseFunctionChoice(Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):

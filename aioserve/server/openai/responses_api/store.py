@@ -26,7 +26,7 @@ class Stored(msgspec.Struct, frozen=True):
     body: bytes
     """Response in JSON, as it was answered."""
     before: bytes
-    """Items that it answered, a list in JSON, including those of earlier responses."""
+    """Items of its input, a list in JSON, including those of earlier responses."""
     num_given: int
     """Number of these items that came with its own request; they are the last."""
     ids: tuple[str, ...] = ()
