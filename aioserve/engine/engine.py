@@ -294,19 +294,22 @@ class Engine(EngineFacts, EnteredByAsync):
 
         `await engine.chat(...).completion()` is the whole answer.
 
-        `tool_parser` and `reasoning_parser` name how the model writes these. By default, "auto",
-        the engine's options of these names say it, or else the chat template's own format is read.
-        Tool calls in the template's format are read only if `tools` are given. Beside a
-        `structured_output`, "auto" reads neither: all of the completion is content. But with
+        `tool_parser` and `reasoning_parser` name how the model writes these. The default "auto"
+        takes the engine's options of these names, or else the chat template's own format. Tool
+        calls are then read only if `tools` are given. Beside a `structured_output`, "auto" reads
+        neither, except for reasoning in a channel of its own: the completion is content. But with
         `tools` and a `json_schema` or `json_object`, an answer is either calls alone, or JSON of
         that form.
 
         `strict_tools` are names of functions in `tools`. An answer then calls only given tools, and
         calls of the named ones have arguments that fit their parameters. All other text is free.
         `required_tools` are names of functions, too. An answer is then one or more calls of these,
-        with fitting arguments, and nothing else but reasoning. With either,
-        `parallel_tool_calls=False` allows one call at most, and `max_whitespace` limits white space
-        in the JSON of calls, as in `StructuredOutput`.
+        with fitting arguments, and nothing else but reasoning.
+
+        Two more options go with these, and with a JSON form beside `tools`:
+
+        - `parallel_tool_calls`: False allows one call at most.
+        - `max_whitespace`: limits white space in the JSON of answers, as in `StructuredOutput`.
 
         Other options and errors are those of `stream`. Raises `InvalidRequestError` for an unknown
         parser, or an unknown strict or required tool.
