@@ -1,11 +1,12 @@
-"""Finds waiting prompts that go on like one that is being computed, and would find its pages soon.
+"""Find waiting prompts that begin like one that is being computed, and will soon find its pages.
 
-Two prompts are compared by the keys of their prefixes, and each key costs a pass over that prefix.
-So how far two agree is found by bisection, once, and a step has a bounded number of comparisons.
+Two prompts are compared by the keys of their prefixes, and each key takes a pass over that prefix.
+So the length of a common prefix is found by bisection, once, and a step makes a bounded number of
+comparisons.
 
-Nor is there time in each step for all pairs of those that wait and those that are computed. One
-that waits watches one that is computed ahead of it. When that has computed all that the two have in
-common it never will again, and the next one is watched: each pair gets its turn once.
+A step has no time either for all pairs of waiting and computed prompts. A waiting prompt watches
+one that is computed ahead of it. Once that one has computed all that they have in common, it never
+helps again, and the next one is watched. So each pair gets its turn once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _Computing:
 
 
 class _Watch:
-    """Prompt that a waiting one watches, and whole pages that the two have in common: at least
+    """Prompt that a waiting one watches, and the whole pages that they have in common: at least
     `least`, at most `most`."""
 
     __slots__ = ("confirmed", "least", "most", "number", "other", "preemptions")
@@ -44,11 +45,11 @@ class _Watch:
     def __init__(self, preemptions: int) -> None:
         self.preemptions = preemptions
         self.number = 0
-        """Number of the prompt that is watched, or was last: all before it had their turn."""
+        """Number of the prompt that is watched, or was last. All before it had their turn."""
         self.other: _Computing | None = None
         self.least = self.most = 0
         self.confirmed = False
-        """Whether pages of the other were found in the cache: there is one."""
+        """True once pages of the other were found in the cache, so that there is one."""
 
     def turn_to(self, other: _Computing, most: int) -> None:
         self.other, self.number = other, other.number
@@ -70,7 +71,7 @@ class SharedBeginnings:
         self._watches: dict[RequestView, _Watch] = {}
 
     def begin(self, computing: Iterable[RequestView], page_size: int) -> None:
-        """Begin a step while the prompts of these are being computed."""
+        """Begin a step while the prompts of these requests are being computed."""
         self._page_size, self._left = page_size, COMPARISONS
         computing = dict.fromkeys(computing)
         for request, one in list(self._computing.items()):
@@ -81,7 +82,7 @@ class SharedBeginnings:
                 self.add(request)
 
     def add(self, request: RequestView) -> None:
-        """Take note that this prompt is being computed from now on."""
+        """Record that this prompt is being computed from now on."""
         self._last_number += 1
         one = _Computing(request, self._first_page(request), self._last_number)
         self._computing[request] = one
@@ -104,8 +105,8 @@ class SharedBeginnings:
             del self._alike[one.first_page]
 
     def has_next_of(self, request: RequestView) -> bool:
-        """Whether a page that this one could find cached is about to be computed for another: True
-        until there were comparisons enough to know."""
+        """True if a page that this request could find in the cache is about to be computed for
+        another. Also True until there were enough comparisons to know."""
         alike = self._alike.get(self._first_page(request))
         if alike is None:
             return False
@@ -135,7 +136,7 @@ class SharedBeginnings:
         return self._first_pages[request]
 
     def _is_ahead(self, request: RequestView, watch: _Watch) -> bool:
-        """Whether the one that is watched is about to compute a page that both have in common."""
+        """True if the watched prompt is about to compute a page that both have in common."""
         other = None if watch.other is None else watch.other.request
         if other is None:
             return False

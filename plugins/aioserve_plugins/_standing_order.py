@@ -1,9 +1,9 @@
-"""Keeps an order of all waiting requests from step to step, while ranks change as time goes by.
+"""Order of all waiting requests, kept from step to step while ranks change with time.
 
-To rank thousands anew in each step takes longer than the step. So pairs are compared in a
-tournament, and each winner is kept for as long as it is known to win: a kinetic tournament (Basch,
-Guibas and Hershberger, "Data Structures for Mobile Data", 1999). A step compares those pairs anew
-that are out of time, and those on the paths of what came or went.
+Ranking thousands anew in each step takes longer than the step. So pairs are compared in a
+tournament, and each winner is kept for as long as it is known to win. This is a kinetic tournament
+(Basch, Guibas and Hershberger, "Data Structures for Mobile Data", 1999). A step compares only the
+pairs whose time is up, and those on the paths of arrivals and departures.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ Rank = tuple[Any, ...]
 
 
 class StandingOrder(Generic[T]):
-    """`rank(one, now)` says where one stands, and `holds_until(first, second, now)` until when the
-    first of two stays before the second, unless they are put in anew: at least until `now`."""
+    """Keeps elements in the order of `rank(one, now)`.
+
+    `holds_until(first, second, now)` returns the time until which the first stays before the
+    second, at least `now`, unless one of them is put in anew.
+    """
 
     def __init__(
         self,
@@ -36,10 +39,10 @@ class StandingOrder(Generic[T]):
         """Leaves of the tournament."""
         self._free: list[int] = [1]
         self._size = 1
-        """Number of leaves: nodes `_size` to `2 * _size - 1`, and node i has the children
-        2 * i and 2 * i + 1."""
+        """Number of leaves: nodes `_size` to `2 * _size - 1`. Node i has the children 2 * i and 2 *
+        i + 1."""
         self._winners: list[T | None] = [None, None]
-        """Winner of each node; None where none is below."""
+        """Winner of each node; None if nothing is below."""
         self._until: list[float] = [math.inf, math.inf]
         """Time when the first of the nodes there and below has to be decided anew."""
         self._touched: set[int] = set()
@@ -49,7 +52,7 @@ class StandingOrder(Generic[T]):
         return len(self._places)
 
     def put(self, one: T) -> None:
-        """Put in one that is new, or has another rank than before."""
+        """Put in an element that is new, or has another rank than before."""
         place = self._places.get(one)
         if place is None:
             if not self._free:
@@ -59,7 +62,7 @@ class StandingOrder(Generic[T]):
         self._touched.add(place)
 
     def remove(self, one: T) -> None:
-        """Remove one, which need not have been put in."""
+        """Remove an element. Does nothing if it isn't in."""
         place = self._places.pop(one, None)
         if place is None:
             return
@@ -68,7 +71,7 @@ class StandingOrder(Generic[T]):
         self._touched.add(place)
 
     def ranked(self, now: int) -> Iterator[tuple[Rank, T]]:
-        """All with their ranks, the first first, as long as none is put in or removed. `now` never
+        """Yield all with their ranks, in order, as long as none is put in or removed. `now` never
         decreases."""
         self._decide(now)
         heap: list[tuple[Rank, int, T]] = []
@@ -103,7 +106,7 @@ class StandingOrder(Generic[T]):
             self._decide_overdue(1, now)
 
     def _decide_overdue(self, node: int, now: int) -> None:
-        """Decide it or a node below anew."""
+        """Decide an overdue node anew, after those below it."""
         for child in (2 * node, 2 * node + 1):
             if child < self._size and self._until[child] <= now:
                 self._decide_overdue(child, now)

@@ -1,7 +1,7 @@
-"""Finds which requests came to wait and which left, from one step to the next.
+"""Differences between the waiting requests of one step and the next: which came, and which left.
 
-Thousands may wait of which a step starts a few. A policy that keeps something of each of them wants
-to hear of the few; what it is given is all that wait, in order of arrival.
+Thousands may wait of which a step starts a few. A policy that keeps data about each of them wants
+to hear of the few, but is given all that wait, in order of arrival.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class WaitingChanges:
 
     def look(self, waiting: Sequence[RequestView]) -> tuple[list[RequestView], list[RequestView]]:
         """Requests that came and requests that left since the last look, in order of arrival."""
-        now = tuple(waiting)  # the same object, if it is one already
+        now = tuple(waiting)  # the same object if it is one already
         if now is self._seen and not self._forgotten:
             return [], []
         came, gone = _differences(self._seen, now, self._forgotten)
@@ -36,8 +36,8 @@ class WaitingChanges:
         return came, gone
 
     def forget(self, requests: Iterable[RequestView]) -> None:
-        """Forget requests that have started or ended: they aren't told of as gone, and if they wait
-        again, they have come."""
+        """Forget requests that have started or ended. They aren't reported as gone, and if they
+        wait again, they have come."""
         self._forgotten.update(dict.fromkeys(requests))
         if 2 * len(self._forgotten) > len(self._seen):  # none may come for hours
             self._seen = tuple([r for r in self._seen if r not in self._forgotten])
@@ -49,7 +49,7 @@ def by_arrival(request: RequestView) -> int:
 
 
 def waits(request: RequestView, waiting: Sequence[RequestView]) -> bool:
-    """Whether it is among those that wait, in order of arrival."""
+    """True if a request is among those that wait, which are in order of arrival."""
     place = bisect_left(waiting, request.arrival_index, key=by_arrival)
     return place < len(waiting) and waiting[place] is request
 
@@ -57,8 +57,11 @@ def waits(request: RequestView, waiting: Sequence[RequestView]) -> bool:
 def _differences(
     before: tuple[RequestView, ...], after: tuple[RequestView, ...], cuts: Iterable[RequestView]
 ) -> tuple[list[RequestView], list[RequestView]]:
-    """Requests in `after` alone, and in `before` alone. Both are cut before and behind `cuts`, and
-    then in halves until parts are equal, which takes no look at each, or short."""
+    """Requests only in `after`, and requests only in `before`.
+
+    Both are cut around `cuts`, and then in halves until parts are short or equal. Comparing equal
+    parts is fast.
+    """
     came: list[RequestView] = []
     gone: list[RequestView] = []
     parts: list[tuple[int, int, int, int]] = []

@@ -1,10 +1,10 @@
-"""Tells how much of each waiting prompt the prefix cache holds, by a bounded number of lookups.
+"""Cached tokens of each waiting prompt, found with a bounded number of lookups.
 
-To look up a prompt means a walk through the prefix tree, which is too much to do for thousands of
-requests in each step. So what was found last is remembered, and few are looked up again. Requests
-are a group if their prompts agree as far as they are cached and one page beyond: where the cache
-has lost part of that, it has lost the same of all of them, and where it has gained, all of them are
-looked up before others.
+A lookup is a walk through the prefix tree, which is too much for thousands of requests in each
+step. So the last results are remembered, and few prompts are looked up again. Requests form a group
+if their prompts agree as far as they are cached and one page beyond. If the cache has lost part of
+that, it has lost the same for all of them. If it has gained, all of them are looked up before
+others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Prefix = tuple[int, bytes]
 
 
 class WaitingPrompt:
-    """A waiting request: what doesn't change of it, and what was cached of it."""
+    """A waiting request: its fixed properties, and its cached tokens."""
 
     __slots__ = ("arrived", "cached", "index", "prefix", "ranked_cached", "request", "tokens")
 
@@ -36,9 +36,9 @@ class WaitingPrompt:
         self.tokens: int = request.prompt_tokens + request.generated_tokens
         """Tokens to compute or find before the next one can be sampled."""
         self.cached: int = 0
-        """Tokens of those cached at the last lookup."""
+        """Tokens cached at the last lookup."""
         self.ranked_cached: int = 0
-        """Tokens cached as known when the step began: its rank goes by them."""
+        """Tokens known to be cached when the step began, by which it is ranked."""
         self.prefix: Prefix = (0, b"")
         """Prefix up to the end of the first page that isn't cached."""
 
@@ -55,13 +55,16 @@ class _Group:
 
 
 class WaitingPrompts:
-    """Looks up at most `lookups` prompts in a step: those that came and those in a group that has
-    gained first, then one of each group, the group with the oldest last lookup first. A quarter is
-    kept for those that are about to be named.
+    """Looks up at most `lookups` prompts in a step, and ranks all that wait.
 
-    All that wait are ranked, by what was known of them when the step began. `rank` says where a
-    prompt stands of which so much is cached, the least first; of two prompts in this order
-    `holds_until` says until when they stay in it, with what was cached when they were ranked."""
+    Prompts that came, and those in a group that has gained, are looked up first. Then comes one of
+    each group, beginning with the group whose last lookup is oldest. A quarter of the lookups is
+    kept for prompts that are about to be named.
+
+    Ranks use what was known when the step began. A prompt with a number of cached tokens has the
+    rank that `rank` returns; the least goes first. Two prompts stay in their order, with the cached
+    tokens by which they were ranked, until the time that `holds_until` returns.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,8 @@ class WaitingPrompts:
         self._holds_until = holds_until
         self._standing: StandingOrder[WaitingPrompt] = self._new_order()
         self._to_rank: dict[WaitingPrompt, None] = {}
-        """Prompts that came or left, or of which more or less is cached than their rank goes by."""
+        """Prompts that came or left, or whose cached tokens differ from those they were ranked
+        by."""
         self._fresh: set[WaitingPrompt] = set()
         """Prompts looked up in this step."""
         self._urgent: dict[WaitingPrompt, None] = {}
@@ -91,7 +95,7 @@ class WaitingPrompts:
         )
 
     def begin(self, waiting: Sequence[RequestView], view: SchedulerView) -> None:
-        """Begin a step in which these wait; all of them, in order of arrival."""
+        """Begin a step in which these requests wait: all of them, in order of arrival."""
         self._page_size = view.page_size
         came, gone = self._changes.look(waiting)
         for request in gone:  # started unasked, or their readers are behind
@@ -118,8 +122,8 @@ class WaitingPrompts:
         self._to_rank.clear()
 
     def in_turn(self, now: int) -> Iterator[WaitingPrompt]:
-        """All prompts by their ranks. Each is looked up when its turn comes, and if less is cached
-        than was known it comes to its turn again."""
+        """Yield all prompts by their ranks. Each is looked up when its turn comes. If fewer tokens
+        are cached than was known, it gets a later turn."""
         later: list[tuple[Rank, WaitingPrompt]] = []
         ranked = self._standing.ranked(now)
         following = next(ranked, None)
@@ -137,7 +141,7 @@ class WaitingPrompts:
                 yield prompt
 
     def look_up(self, prompt: WaitingPrompt) -> None:
-        """Look up what is cached of it now, unless this step has no lookups left."""
+        """Look up a prompt's cached tokens, unless this step has no lookups left."""
         if self._left <= 0 or prompt in self._fresh:
             return
         self._left -= 1
@@ -162,8 +166,8 @@ class WaitingPrompts:
             self._join(mate)
 
     def starts(self, request: RequestView) -> None:
-        """Take note that it will compute what its group needs next: the group is looked up before
-        others."""
+        """Note that a request starts and will compute what its group needs next, so the group is
+        looked up before others."""
         prompt = self._prompts.get(request)
         if prompt is not None:
             group = self._groups[prompt.prefix]
@@ -172,7 +176,7 @@ class WaitingPrompts:
             self._alarm(group)
 
     def _alarm(self, group: _Group) -> None:
-        """Have all of a group looked up before others."""
+        """Let all of a group be looked up before others."""
         self._urgent.update(group.calm)
         group.calm = {}
 
@@ -243,6 +247,6 @@ class RankedByUncached(SchedulingPolicy):
 
 
 def next_prefix(request: RequestView, num_tokens: int, page_size: int) -> Prefix:
-    """Prefix up to the end of the page that comes after so many tokens."""
+    """Prefix up to the end of the page that comes after the first `num_tokens` tokens."""
     end = (num_tokens // page_size + 1) * page_size
     return end, request.prefix_key(end)

@@ -16,19 +16,19 @@ from aioserve_plugins._waiting_prompts import Prefix, Rank, RankedByUncached, Wa
 __all__ = ["CacheAware"]
 
 SAFE = 1 - 1e-9
-"""Factor by which a ratio is less, whatever is rounded."""
+"""Factor that makes a ratio less in spite of rounding."""
 
 
 class CacheAware(RankedByUncached):
     """Starts first what the prefix cache serves best, before it is evicted.
 
-    The rank is a response ratio (Brinch Hansen, 1971) in tokens of work, which counts what the
-    cache saves as time already waited: `(cached + waited / patience) / uncached`. Once a request
-    has waited for `patience` times its length, it goes before all that arrived later.
+    The rank is a response ratio (Brinch Hansen, 1971) in tokens of work. It counts what the cache
+    saves as time already waited: `(cached + waited / patience) / uncached`. Once a request has
+    waited for `patience` times its length, it goes before all that arrived later.
 
-    A request that goes on like one ahead of it is moved behind the others: when its turn comes it
-    finds that prefix in the cache. All that wait are compared, by what was cached of them when they
-    were looked up last; a step has `lookups` of these.
+    A request that begins like one ahead of it is moved behind the others: when its turn comes it
+    finds that prefix in the cache. All that wait are compared by the cached tokens of their last
+    lookups. A step makes at most `lookups` of these.
 
     Raises `ConfigError` for a `patience` that isn't positive and finite, or `lookups` below 1.
     """
@@ -62,7 +62,7 @@ class CacheAware(RankedByUncached):
 
     def _holds_until(self, first: WaitingPrompt, second: WaitingPrompt, now: int) -> float:
         """Time until which the order holds: until the second has the greater ratio, or goes before
-        all that arrived later. Each ratio grows by as much with each token."""
+        all that arrived later. A ratio grows linearly with the tokens processed."""
         until = self._due(second)
         if first.index < second.index and self._due(first) <= max(until, now):
             until = math.inf

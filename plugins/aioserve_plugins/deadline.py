@@ -23,27 +23,27 @@ __all__ = ["Deadline"]
 WARM_UP_STEPS = 8
 """Number of first steps of an engine, which take longer and aren't counted."""
 DECAY = 0.95
-"""Weight of a measured step after each further one."""
+"""Factor on the weight of a measured step for each further one."""
 TPOT_SHARE = 0.95
-"""Share of a target for decoding that steps may take: longer ones count in the mean too."""
+"""Share of a target for decoding that steps may take. Longer ones count in the mean, too."""
 MIN_PROMPT_TOKENS = 64
-"""Least tokens of a step for all prompts together, whatever that does to those who decode."""
+"""Fewest tokens of a step for all prompts together, even if decoding then misses its targets."""
 
 
 class Deadline(SchedulingPolicy):
     """Brings as many requests as possible to their first token in time, and decodes in time.
 
     A deadline is `ttft_target_seconds` after the arrival, `default_ttft_seconds` for a request
-    without a target. Requests start earliest deadline first. Where not all can make it, the longest
-    are put off until the others can (Moore, "An n Job, One Machine Sequencing Algorithm for
-    Minimizing the Number of Late Jobs", Management Science 1968). With `reject`, a request that
+    without a target. Requests start earliest deadline first. If not all can make it, the longest
+    are put off until the others can. See Moore, "An n Job, One Machine Sequencing Algorithm for
+    Minimizing the Number of Late Jobs", Management Science 1968. With `reject`, a request that
     can't meet its target any more is refused with the estimate; one without a target never is.
 
-    Prompts get no more tokens of a step than the least `tpot_target_seconds` of those who decode
-    has time for, unless decoding alone takes longer than that.
+    The least `tpot_target_seconds` of decoding requests limits the tokens of prompts in a step,
+    unless decoding alone takes longer than that.
 
-    How long steps take is measured, from the ninth on. Until one was, nothing is put off, and only
-    a request past its deadline is refused.
+    The duration of steps is measured, from the ninth on. Before that nothing is put off, and only a
+    request past its deadline is refused.
 
     Once a request has waited for `patience` times its length in tokens processed, it goes before
     all that arrived later. Only the `window` oldest are compared.
@@ -122,7 +122,7 @@ class Deadline(SchedulingPolicy):
         self._times.step_finished(tokens, idle=not self._live)
 
     def _begin(self, view: SchedulerView) -> None:
-        """Look at the clock, and at those who decode, once a step."""
+        """Update from the clock and the decoding requests, once a step."""
         if (view.step, view.now_seconds) == self._begun:
             return
         self._begun = (view.step, view.now_seconds)
@@ -146,12 +146,13 @@ class Deadline(SchedulingPolicy):
         return self._deadline(request), request.arrival_index
 
     def _goes_first(self, request: RequestView, view: SchedulerView) -> bool:
-        """Whether it has waited for its patience, or was preempted while its reader reads."""
+        """True if a request has waited for its patience, or was preempted while its reader
+        reads."""
         waited = view.processed_tokens - request.arrival_processed_tokens
         return request.generated_tokens > 0 or waited >= self.starvation_bound_tokens(request)
 
     def _refuse(self, work: dict[RequestView, int], ahead: int, view: SchedulerView) -> None:
-        """Refuse requests that would be late although they were the next."""
+        """Refuse requests that would be late even if they were the next."""
         self._refusals = {}
         if not self.reject:
             return
@@ -174,8 +175,8 @@ class Deadline(SchedulingPolicy):
         ahead: int,
         view: SchedulerView,
     ) -> list[RequestView]:
-        """As many requests as can be in time, in order of their deadlines: whenever one would be
-        late, the longest so far is left out."""
+        """Requests to serve in time, as many as possible, in order of their deadlines. Whenever one
+        would be late, the longest so far is left out."""
         longest: list[tuple[int, int, RequestView]] = []
         left_out: set[RequestView] = set()
         for request in by_deadline:
@@ -189,7 +190,7 @@ class Deadline(SchedulingPolicy):
 
 
 class StepTimes:
-    """Times of steps: a line through those measured, the latest counting most."""
+    """Times of steps: a line through those measured. Later steps count more."""
 
     def __init__(self) -> None:
         self._steps_done = 0
@@ -209,8 +210,8 @@ class StepTimes:
             self._seen_step = -1
 
     def look(self, view: SchedulerView) -> None:
-        """Measure the step that finishes between two plans in a row, which takes as long as
-        that."""
+        """Measure a step that finished between two plans in a row: it takes the time between
+        them."""
         seconds = view.now_seconds - self._seen_seconds
         in_a_row = view.step == self._seen_step + 1 and len(self._finished) == 1
         if in_a_row and seconds > 0 and self._steps_done > WARM_UP_STEPS:
@@ -225,8 +226,8 @@ class StepTimes:
         return view.processed_tokens - self._tokens_done
 
     def seconds(self, tokens: int) -> float:
-        """Seconds of a step of so many tokens; 0 until steps of that order were measured: a guess
-        from small ones may refuse all requests, for ever."""
+        """Seconds of a step of `tokens` tokens; 0 until steps of that order were measured. An
+        estimate from small steps might refuse all requests, for ever."""
         n, _, _, xx, _ = self._sums
         if xx < n * (tokens / 8) ** 2:
             return 0.0
@@ -234,7 +235,7 @@ class StepTimes:
         return fixed + each * tokens
 
     def tokens_within(self, seconds: float) -> float:
-        """Tokens of a step that takes so long."""
+        """Tokens of a step that takes `seconds`."""
         fixed, each = self._line()
         return (seconds - fixed) / each if each > 0 else math.inf
 

@@ -23,27 +23,32 @@ __all__ = ["FairShare"]
 class FairShare(SchedulingPolicy):
     """Starts a request of the tenant that has been served least.
 
-    The virtual token counter (Sheng et al., "Fairness in Serving LLMs", OSDI 2024): each tenant has
-    a counter of the service it got, divided by its weight. A prompt token counts 1, when its
-    request starts; a generated token counts `output_cost`, when it is known. What the cache saved
-    is not charged, nor what a preemption makes compute again. A tenant that had nothing waiting is
-    lifted to the least of those that had, so that none saves up service by asking for none.
-    Within a tenant requests start in order of arrival.
+    Each tenant has a counter of the service it got, divided by its weight: the virtual token
+    counter (Sheng et al., "Fairness in Serving LLMs", OSDI 2024). A prompt token counts 1, when its
+    request starts. A generated token counts `output_cost`, when it is known. Tokens that the cache
+    saved, or that a preemption makes compute again, are free. A tenant that had nothing waiting is
+    lifted to the least of those that had, so that no tenant saves up service by not asking. Within
+    a tenant requests start in order of arrival.
 
-    `weights` are by tenant, 1 unless given; requests without a tenant share one account. Of tenants
-    without requests the `max_idle_tenants` latest are remembered.
+    `weights` are by tenant, 1 by default; requests without a tenant share one account. Of the
+    tenants without requests, the `max_idle_tenants` latest are remembered.
 
-    Running requests give way if the counter of their tenant is ahead of one that waits by more than
-    `lead_tokens` and the longest prompt that it was charged for at once: that much is due to the
-    order in which requests start. They give way to as many as would bring those behind up to that,
-    and start in this step, the tenant that is ahead the most first, and of its requests those that
-    lose the least work. However long completions are, and however many run at once, a tenant's lead
-    over one that waits all the while grows to this and what steps add until that one can start, and
-    no further, as long as sequence slots are what is short. Where memory is, none gives way unless
-    that makes room enough. None: running requests run to their end.
+    Running requests give way if the counter of their tenant is too far ahead of a waiting one. The
+    limit is `lead_tokens`, plus the largest charge of that tenant for one prompt, since the order
+    of starts alone causes that much.
 
-    Raises `ConfigError` for a weight that isn't positive and finite, an `output_cost` that is
-    negative or not finite, a `max_idle_tenants` below 0, or a `lead_tokens` that isn't positive.
+    They give way to as many requests as can start in this step and would bring those behind up to
+    that limit. The tenant furthest ahead goes first, and of its requests those that lose the least
+    work.
+
+    While sequence slots are what is short, the lead over a tenant that waits all the time is
+    bounded. The bound is this limit, plus the charges of the steps until that tenant can start. It
+    doesn't depend on the length of completions or the number of running requests. While memory is
+    short, none gives way unless that makes enough room. With None, running requests run to their
+    end.
+
+    Raises `ConfigError` for a weight or `lead_tokens` that isn't positive and finite, an
+    `output_cost` that is negative or not finite, or a `max_idle_tenants` below 0.
     """
 
     def __init__(
@@ -75,17 +80,18 @@ class FairShare(SchedulingPolicy):
         self.max_idle_tenants = max_idle_tenants
         self._counters: dict[str | None, float] = {}
         self._idle: dict[str | None, None] = {}
-        """Tenants that are remembered although they have no request, the longest idle first."""
+        """Tenants that are remembered without requests, the longest idle first."""
         self._live: defaultdict[str | None, dict[RequestView, None]] = defaultdict(dict)
         """Requests that haven't ended, in order of arrival."""
         self._charged: dict[RequestView, int] = {}
         """Generated tokens charged to each request that has started."""
         self._longest: dict[str | None, float] = {}
-        """The most that each tenant with requests was charged for one prompt."""
+        """Largest charge for one prompt, of each tenant with requests."""
         self._last: str | None = None
         """Tenant of the request that started last."""
         self._level = 0.0
-        """Most that its counter was: a tenant begins there if it comes while none waits."""
+        """Highest counter of that tenant so far. A tenant begins there if it comes while none
+        waits."""
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         self._settle()
@@ -102,15 +108,15 @@ class FairShare(SchedulingPolicy):
         return self._give_way(running, view.waiting, view)
 
     def _excess(self, tenant: str | None) -> float:
-        """Counter of a tenant less what it may be ahead: tenants behind that take its sequence
-        slots."""
+        """Counter of a tenant less the lead that it may have. Tenants below this may take its
+        sequence slots."""
         return self._counter(tenant) - (self.lead_tokens or 0) - self._longest.get(tenant, 0.0)
 
     def _give_way(
         self, running: Sequence[RequestView], waiting: Sequence[RequestView], view: SchedulerView
     ) -> list[RequestView]:
-        """Running requests with sequence slots and pages enough for requests that are behind them,
-        and could start in this step."""
+        """Running requests whose slots and pages are enough for requests that are behind them and
+        could start in this step."""
         ahead = sorted(
             running, key=lambda r: (self._excess(r.tenant), -r.lost_tokens, r.arrival_index)
         )
@@ -143,9 +149,9 @@ class FairShare(SchedulingPolicy):
     def _by_service(
         self, waiting: Sequence[RequestView], counters: Mapping[str | None, float]
     ) -> Iterator[RequestView]:
-        """Waiting requests by the service of their tenants. Looks at the counters anew after each:
-        one that has started was charged. A tenant's requests are looked at as they are asked
-        for, and no more."""
+        """Yield waiting requests by the service of their tenants. The counters are read anew after
+        each, since one that has started was charged. A tenant's requests are looked at only as they
+        are asked for."""
         queues = {
             tenant: (r for r in live if not r.is_running and waits(r, waiting))
             for tenant, live in self._live.items()
@@ -203,8 +209,8 @@ class FairShare(SchedulingPolicy):
         return {tenant for tenant in self._live if self._is_backlogged(tenant)}
 
     def _is_backlogged(self, tenant: str | None) -> bool:
-        """Whether a request of the tenant waits. The oldest run, so there are few to pass before
-        one."""
+        """True if a request of the tenant waits. The oldest ones run, so few are passed before the
+        first."""
         return any(map(_waits, self._live[tenant]))
 
     def _rise(self) -> None:

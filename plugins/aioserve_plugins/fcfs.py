@@ -10,8 +10,8 @@ __all__ = ["FirstComeFirstServed"]
 class FirstComeFirstServed(SchedulingPolicy):
     """Starts requests in order of arrival and computes as much of each prompt as a step holds.
 
-    No request is overtaken, preempted ones included: they keep their place. These are the defaults
-    of every policy.
+    No request is overtaken. Preempted ones keep their place. These are the defaults of every
+    policy.
     """
 
     def starvation_bound_tokens(self, request: RequestView) -> int:

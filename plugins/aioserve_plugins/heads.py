@@ -1,4 +1,4 @@
-"""Heads that guess from hidden states of the model they were trained for."""
+"""Heads that draft from hidden states of the model they were trained for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A smaller model that guesses what a larger one says."""
+"""A smaller model that drafts for a larger one."""
 
 from __future__ import annotations
 

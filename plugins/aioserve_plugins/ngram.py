@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last tokens of a sequence where they stood before."""
+"""Prompt lookup: what followed the last tokens of a sequence at their previous occurrence."""
 
 from __future__ import annotations
 

@@ -21,27 +21,28 @@ from aioserve_plugins._waiting_changes import WaitingChanges, by_arrival, waits
 __all__ = ["Priority"]
 
 YIELDED_STEPS = 3
-"""Steps in which prompts that are being computed leave room for more urgent ones that came: by then
-these have started (they come, others give way, their pages come back), or wait for something
-else."""
+"""Steps in which prompts that are being computed leave room for more urgent ones that came. By then
+these have started, or wait for something else: they arrive, others give way, and their pages come
+back."""
 
 
 class Priority(SchedulingPolicy):
-    """Serves requests by their `priority`, the lowest number first, as vLLM does; those of one
-    priority in order of arrival. With `first="highest"` greater numbers come first.
+    """Serves requests by their `priority`, the lowest number first, as vLLM does. Requests of one
+    priority start in order of arrival. With `first="highest"` greater numbers come first.
 
-    With `preempt`, running requests that are less urgent give way to one that is next to start and
-    has no sequence slot or no pages: the least urgent first, of those the one that loses the least
-    work. Without, they run to their end, unless one that came before them runs out of pages.
+    With `preempt`, less urgent running requests give way to one that is next to start and has no
+    sequence slot or no pages. The least urgent go first, and of those the one that loses the least
+    work. Without `preempt`, they run to their end, unless one that came before them runs out of
+    pages.
 
     A prompt that is being computed leaves room in the step for more urgent ones that have just
-    come, so that these start although it is long.
+    come. So a long prompt doesn't delay them.
 
     Once `patience_tokens` tokens have been processed since a request arrived, it goes before all
-    that arrived later, however urgent they are, and gives way to none of them. None: it never does,
-    and may starve.
+    that arrived later, however urgent they are. It then gives way to none of them. With None, a
+    request may starve.
 
-    Raises `ConfigError` for a `first` or `preempt` that is none, or a `patience_tokens` below 0.
+    Raises `ConfigError` for an invalid `first` or `preempt`, or a `patience_tokens` below 0.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Priority(SchedulingPolicy):
     def victim(
         self, running: Sequence[RequestView], need_pages: int, view: SchedulerView
     ) -> RequestView:
-        """Victim of the least urgent ones, as by default."""
+        """Choose a victim of the least urgent ones, as by default."""
         spared = [one for one in running if not self._is_overdue(one, view)] or running
         least = min(map(self._urgency, spared))
         return super().victim(
@@ -161,7 +162,7 @@ class Priority(SchedulingPolicy):
         )
 
     def _urgency(self, request: RequestView) -> int:
-        """Urgency: the greater, the sooner."""
+        """Urgency of a request: the greater, the sooner."""
         return request.priority if self.first == "highest" else -request.priority
 
     def _is_overdue(self, request: RequestView, view: SchedulerView) -> bool:

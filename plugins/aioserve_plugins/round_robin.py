@@ -1,4 +1,4 @@
-"""Chunked prefill in rotation: every prompt that waits advances."""
+"""Chunked prefill in rotation: every waiting prompt advances."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ class RoundRobin(SchedulingPolicy):
     """Computes at most `chunk_size` tokens of a prompt per step, and each prompt in its turn.
 
     A prompt that has had its turn goes to the end of the rotation, behind those that have arrived
-    since: a short prompt waits for one chunk of each prompt before it instead of for all of them.
-    Requests start in order of arrival, but for one that needs next a page which another prompt is
-    computing: it waits for that and finds it cached, until it has waited for `patience` times its
-    length.
+    since. A short prompt therefore waits for one chunk of each prompt before it, and not for all of
+    them.
 
-    With `adaptive`, prompts together get the less of a step the more sequences decode, so that
-    steps are short when many wait for their next token: the step's whole budget when none does,
-    `chunk_size` tokens when such take all sequence slots, and in proportion between.
+    Requests start in order of arrival, with one exception. If another prompt is computing the page
+    that a request needs next, the request waits and finds it cached. It waits for at most
+    `patience` times its length.
+
+    With `adaptive`, the share of prompts in a step falls with the number of decoding sequences.
+    Steps are then short when many wait for their next token. It is the step's whole budget when
+    none decodes, `chunk_size` tokens when decodes take all sequence slots, and in proportion
+    between.
 
     Raises `ConfigError` for a `chunk_size` below 1, an `adaptive` that isn't a bool, or a
     `patience` that isn't finite and at least 0.
@@ -51,19 +54,19 @@ class RoundRobin(SchedulingPolicy):
         self._put_off: set[RequestView] = set()
         """Requests that wait for a page that another one computes."""
         self._rotation: dict[RequestView, int] = {}
-        """Every request that hasn't ended, the next in turn first, each with its ticket:
-        a number that is greater than those before it."""
+        """Every request that hasn't ended, the next in turn first, each with its ticket. Tickets
+        grow along the rotation."""
         self._last_ticket = 0
         self._step = -1
         self._shares: dict[RequestView, int] = {}
         """Tokens of this step for each prompt that has its turn."""
         self._left = 0
-        """Tokens of this step that prompts may still take, where that is adaptive."""
+        """Tokens of this step that prompts may still take, with `adaptive`."""
         self._expected = 0
         """Requests that may start in the room that this step's shares leave."""
         self._started = 0
         self._blocked = False
-        """Whether room was left in vain: none is left until a request has ended."""
+        """True if room was left in vain. Then none is left until a request has ended."""
 
     def starvation_bound_tokens(self, request: RequestView) -> int:
         return math.ceil(self.patience * (request.prompt_tokens + request.generated_tokens))
@@ -97,7 +100,7 @@ class RoundRobin(SchedulingPolicy):
         return tokens
 
     def _deal(self, view: SchedulerView) -> None:
-        """Move prompts that had their turn to the end; those at the front share this step's
+        """Move prompts that had their turn to the end. Those at the front share this step's
         tokens."""
         for request in self._shares:
             if request.is_running:
@@ -117,8 +120,8 @@ class RoundRobin(SchedulingPolicy):
     def _in_turn(
         self, computing: Sequence[RequestView], view: SchedulerView
     ) -> Iterator[RequestView]:
-        """Requests that are being computed and that may start, in the order of the rotation. Where
-        none may start, thousands may wait without being looked at."""
+        """Requests that are being computed or may start, in the order of the rotation. If none may
+        start, the waiting ones aren't looked at."""
         slots = view.max_num_seqs - view.num_running
         pages = view.pages_free + view.pages_cached
         last = 0

@@ -21,7 +21,7 @@ class ShortestFirst(RankedByUncached):
 
     A token of a prompt is forgiven for every `patience` tokens that the engine has processed since
     the request arrived. Requests that are forgiven everything come first, in order of arrival. All
-    that wait are compared, by what was cached of them when they were looked up last; a step has
+    that wait are compared by the cached tokens of their last lookups. A step makes at most
     `lookups` of these.
 
     Raises `ConfigError` for a `patience` that isn't positive and finite, or `lookups` below 1.
@@ -36,8 +36,8 @@ class ShortestFirst(RankedByUncached):
         return max(0.0, self._forgiven(prompt, cached) - now), prompt.index
 
     def _holds_until(self, first: WaitingPrompt, second: WaitingPrompt, now: int) -> float:
-        """Time until which the order holds: both are forgiven as much, until they are forgiven
-        everything."""
+        """Time until which the order holds: all are forgiven at the same rate, until they are
+        forgiven everything."""
         is_older = first.index < second.index
         return math.inf if is_older else self._forgiven(second, second.ranked_cached)
 

@@ -1,4 +1,4 @@
-"""Suffix decoding: what mostly follows the last tokens, in a sequence and in recent answers."""
+"""Suffix decoding: what mostly follows the last tokens, in a sequence and in recent completions."""
 
 from __future__ import annotations
 
