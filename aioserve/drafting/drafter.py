@@ -1,7 +1,7 @@
 """Contract of drafters, which propose the next tokens of sequences.
 
-A step computes the draft tokens behind the last token of a sequence, and keeps those that it would
-have drawn itself. So a drafter decides how fast a completion comes and never what is in it. At
+A step computes the draft tokens behind the last token of a sequence, and keeps each one that it
+would have drawn itself. So a drafter decides the speed of a completion and never its content. At
 worst a draft token is computed in vain.
 
     start ──► extend ──► draft ──► extend ──► draft ──► .. ──► end

@@ -104,7 +104,7 @@ class Claims:
         return lease
 
     def claim(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> Claim:
-        """Find and lock what is cached of `token_ids`, except for the last: one token is always
+        """Find and lock the cached pages of `token_ids`, except for the last token: one is always
         computed. Begin with the claim, or drop it.
 
         At most `limit` tokens are taken from the cache; the caller needs more of the others than
@@ -141,8 +141,8 @@ class Claims:
         return self._claim(num_known, without, self._further_than(without, lease, limit))
 
     def _further_than(self, match: Match, lease: KVLease, limit: int | None) -> SwappedPages | None:
-        """Swapped pages of a lease that bring it further than the match, which holds all that the
-        tree has."""
+        """Swapped pages of a lease, if they bring it further than the match. The match holds
+        everything that the tree has."""
         swapped = lease.swapped
         if swapped is None or swapped.lost_entries or not self._keeps_all:
             return None
@@ -170,7 +170,7 @@ class Claims:
         return capacity_tokens(swapped.groups[0].first, self._page_size) <= sum(found)
 
     def _before(self, swapped: SwappedPages, cacheable: TokenIds) -> TokenIds:
-        """Tokens whose pages the tree may have in place of those that were swapped."""
+        """Tokens whose pages the tree may have in place of swapped ones."""
         if swapped.lost_entries:
             return cacheable[: capacity_tokens(swapped.groups[0].first, self._page_size)]
         return cacheable[: swapped.computed]

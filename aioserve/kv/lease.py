@@ -47,7 +47,7 @@ class SwappedPages(msgspec.Struct, frozen=True, gc=False):
     computed: int
     """Tokens computed when the pages were copied, including those of the pages before the run."""
     entries: int
-    """Entries in all these pages: one for each of these tokens, less those that were dropped."""
+    """Entries in all these pages: one for each of these tokens, less the dropped ones."""
     step: int
     """Number of the step that copies them."""
 

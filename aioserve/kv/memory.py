@@ -364,7 +364,7 @@ class KVMemory:
 
     def trim(self, lease: KVLease, least: int) -> None:
         """Give back pages that no token from position `least` on needs. No earlier token will be
-        computed. With `keeps_all`, no group has any such pages."""
+        computed. With `keeps_all`, no group has pages to give back."""
         index = least - (lease.computed - lease.entries)
         for at, trim in self._trims:
             trim(lease, lease.tables[at], index)

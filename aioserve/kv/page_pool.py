@@ -53,9 +53,9 @@ class PagePool:
     the page, and the page is not handed out before that step is done. The page freed last is reused
     first, which keeps the memory in use small and warm.
 
-    A page of group 0 may have `num_group_pages` group pages: those that the other groups have at
-    its position. It holds a reference to each, until they are detached or its own last reference
-    goes. While they have no other references they are idle.
+    A page of group 0 may have `num_group_pages` group pages: the pages of the other groups at its
+    position. It holds a reference to each, until they are detached or its own last reference goes.
+    While they have no other references they are idle.
 
     An operation that raises has changed nothing. An `InvariantError` means a bug of the caller or
     the pool: a page released or retained that isn't held, or a page of another pool.

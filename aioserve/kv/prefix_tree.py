@@ -107,7 +107,7 @@ class PrefixTree:
 
     The structure is RadixAttention's (Zheng et al., arXiv 2312.07104) over the pages of
     PagedAttention (Kwon et al., arXiv 2309.06180). The tree holds one reference to each page in it.
-    Other users of such a page have a reference of their own *and* a receipt that covers the page.
+    Other users of a page have a reference of their own *and* a receipt that covers the page.
     Evicting pages that no receipt covers therefore always brings them back, free or fenced.
 
     A receipt locks the path from the start of a prompt to the page where it ends. It survives every
@@ -333,7 +333,7 @@ class PrefixTree:
         """Drop every page that `step` was to write, by computation or copy, and everything behind
         it.
 
-        Return the receipts that covered such pages, in ascending order, each with the number of
+        Return the receipts that covered dropped pages, in ascending order, each with the number of
         pages that it still covers. Looks at every node.
         """
         return self._native.withdraw(step)

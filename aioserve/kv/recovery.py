@@ -27,7 +27,7 @@ PageIds = npt.NDArray[np.int32]
 def recover(memory: KVMemory, leases: Sequence[KVLease], last_step: int) -> None:
     """Give back each reference and receipt that neither `leases` nor the prefix tree account for.
 
-    `leases` are all that live on, none of them in the middle of a change. Pages that come back are
+    `leases` are all live ones, none of them in the middle of a change. Pages that come back are
     fenced by `last_step`. Raises `InvariantError` if a lease names a page that it doesn't hold.
     """
     nodes = [] if memory.tree is None else memory.tree.walk()

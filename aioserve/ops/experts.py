@@ -29,7 +29,7 @@ class Routes(NamedTuple):
 
 
 class Mixture:
-    """Gated MLPs, `down(act(gate(x)) * up(x))`, of which each row uses some.
+    """Gated MLPs, `down(act(gate(x)) * up(x))`. Each row uses some of them.
 
     A row's result is the sum of its experts' results times their weights, in the order of its
     `Routes`. Sums are float32 and rounded once.

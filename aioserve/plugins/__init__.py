@@ -1,8 +1,8 @@
 """Finds plugins and asks them what they offer. A broken plugin harms nothing that doesn't use it.
 
 A plugin is a module named by an entry point of the group `aioserve`, or an object given to
-`Engine(plugins=[...])`. Its hook implementations are marked `@aioserve.hookimpl`. If its module
-can't be imported, an entry point with the name of an offer is known by that name all the same.
+`Engine(plugins=[...])`. Its hook implementations are marked `@aioserve.hookimpl`. An entry point
+may have the name of an offer. It is then known by that name even if its module can't be imported.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ def drafter_of_file(text: str) -> Callable[[], Drafter] | None:
 
 
 def names_file(text: str, *kinds: FileKind) -> bool:
-    """True if a text names a class in an existing file, none of which is run. Raises `ConfigError`
-    for a file that doesn't exist, and for one named without a class."""
+    """True if a text names a class in an existing file. Runs none of it. Raises `ConfigError` for a
+    file that doesn't exist, and for one named without a class."""
     if SEPARATOR in text:
         path = Path(f"{text.partition(SEPARATOR)[0]}.py")
         if not _is_file(path):

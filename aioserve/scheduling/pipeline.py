@@ -1,4 +1,4 @@
-"""Pipeline: plan and launch steps ahead of those that are still being computed.
+"""Pipeline: plan and launch steps while earlier ones are still being computed.
 
     advance ──► plan ──► launch ──┐          depth 2: while step 7 is computed, step 8 is planned
                                   ▼          and launched, so that the device never waits

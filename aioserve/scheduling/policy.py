@@ -177,8 +177,8 @@ class SchedulingPolicy:
         to start and lacks a slot or pages.
 
         `running` holds the requests of lower precedence. As many are preempted as needed, and none
-        if all that are named aren't enough. By default all are named: the lowest precedence first,
-        and among equal ones the one that loses the least work.
+        if all of them aren't enough. By default all are named: the lowest precedence first, and
+        among equal ones the one that loses the least work.
         """
         return sorted(
             running,

@@ -251,8 +251,8 @@ class PolicyCalls(PluginCalls):
 class _Named:
     """Marks waiting requests as named: the first `_num_first`, and those at the places in `_later`.
 
-    Thousands may wait of which a few can start. While few are named, bisection finds them without a
-    dict of all.
+    Thousands may wait, and a few of them can start. While few are named, bisection finds them
+    without a dict of all.
     """
 
     def __init__(self, waiting: tuple[RequestView, ...]) -> None:

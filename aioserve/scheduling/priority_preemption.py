@@ -40,7 +40,7 @@ def who_gives_way(
     state: SchedulerState, sequence: SequenceState, view: SchedulerView
 ) -> Sequence[SequenceState]:
     """Running sequences to preempt so that `sequence` can start, now or after the steps in flight.
-    They are the first in the policy's order, less those that can stay. Empty if it can start
+    They are the first in the policy's order, without any that can stay. Empty if it can start
     already, or cannot start at all."""
     lower = [s for s in state.running if s.precedence < sequence.precedence]
     candidates = [s for s in lower if not s.exhausted]  # the others end by themselves

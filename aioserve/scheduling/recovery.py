@@ -121,9 +121,9 @@ def after_bad_rows(state: SchedulerState, broken: list[BrokenRow]) -> list[Seque
     blame. All KV of these sequences may be, except leading pages over which another has sampled a
     token.
 
-    Sequences that took over such KV begin again, alone. KV of others can't break them any more, so
-    no sequence begins again for this twice. A sequence that took over none is to blame itself, and
-    ends.
+    Sequences that took over suspect KV begin again, alone. KV of others can't break them any more,
+    so no sequence begins again for this twice. A sequence that took over none is to blame itself,
+    and ends.
     """
     suspects = [
         (row.run.lease.namespace, row.run.sequence, _num_proven_pages(state, row)) for row in broken
@@ -237,7 +237,7 @@ def _leave_out(planned: StepBuilder, lost: Iterable[SequenceState]) -> None:
 
 
 def _in_the_middle(state: SchedulerState, planned: StepBuilder) -> list[SequenceState]:
-    """The sequence that was being worked on, and those that were about to fork off it."""
+    """The sequence that was being worked on, and its samples that were about to fork off."""
     culprit = planned.working_on
     in_the_step = {run.sequence for run, *_ in planned.entries}
     if culprit is None or culprit in in_the_step:

@@ -102,7 +102,7 @@ class Scheduler:
 
         The request must fit the pool when it runs alone, prompt and longest completion together.
         The guarantee that every run ends rests on this. Raises `InvariantError` otherwise; the edge
-        refuses such requests before.
+        refuses such a request before.
         """
         fits, prompt_tokens = self.memory.capacity_tokens, request.prompt_tokens
         if not 0 < prompt_tokens < request.max_length <= fits:

@@ -167,7 +167,7 @@ class SequenceState:
         """Initialize the fields that belong to parts of a step (`aioserve.scheduling.parts`)."""
         self.scored: int = self.prompt_tokens
         """Position of the first prompt token whose log-probability is wanted and not yet known. The
-        end of the prompt if there is none."""
+        end of the prompt if no more are wanted."""
         if request.score_from is not None and is_first:
             self.scored = request.score_from
         self.pooling: PoolingState | None = None
@@ -179,7 +179,7 @@ class SequenceState:
         self.masked_to: int = -1
         """Position of the last token that there is a mask for; -1 before the first mask."""
         self.forced_ids: tuple[int, ...] = ()
-        """Tokens that a grammar forces and that steps draw all the same. They end just before
+        """Tokens that a grammar forces, but that steps draw nevertheless. They end just before
         position `masked_to`."""
         self.drafts: SequenceDrafts | None = None
         """State of draft tokens, if steps may verify some for this sequence."""

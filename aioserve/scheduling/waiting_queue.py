@@ -1,7 +1,7 @@
 """Queue of waiting requests in order of arrival, and the views of them that a policy sees.
 
-Thousands may wait of which a step starts a few. What a step looks at is kept for the next one, so a
-request that only goes on waiting costs nothing.
+Thousands may wait, and a step starts a few of them. What a step looks at is kept for the next one,
+so a request that only goes on waiting costs nothing.
 """
 
 from __future__ import annotations

@@ -241,13 +241,13 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_tokens: int = 0
     """Tokens that this step computes. This total, and those below, follow from the items."""
     num_sequences: int = 0
-    """Sequences in this step, including those that begin with it."""
+    """Sequences in this step, including new ones."""
     num_rows: int = 0
     """Rows that this step samples."""
     num_scored: int = 0
     """Tokens of prompts whose log-probabilities this step gives."""
     num_pooled: int = 0
-    """Items of which this step gives a sum of hidden states."""
+    """Items whose hidden states this step sums up."""
     num_decodes: int = 0
     """Items of kind `DECODE`."""
     num_verified: int = 0

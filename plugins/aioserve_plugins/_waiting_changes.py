@@ -1,7 +1,7 @@
 """Differences between the waiting requests of one step and the next: which came, and which left.
 
-Thousands may wait of which a step starts a few. A policy that keeps data about each of them wants
-to hear of the few, but is given all that wait, in order of arrival.
+Thousands may wait, and a step starts a few of them. A policy that keeps data about each request
+wants to hear of the few, but is given all waiting ones, in order of arrival.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def by_arrival(request: RequestView) -> int:
 
 
 def waits(request: RequestView, waiting: Sequence[RequestView]) -> bool:
-    """True if a request is among those that wait, which are in order of arrival."""
+    """True if a request is in `waiting`, which is in order of arrival."""
     place = bisect_left(waiting, request.arrival_index, key=by_arrival)
     return place < len(waiting) and waiting[place] is request
 

@@ -55,7 +55,7 @@ class _Group:
 
 
 class WaitingPrompts:
-    """Looks up at most `lookups` prompts in a step, and ranks all that wait.
+    """Looks up at most `lookups` prompts in a step, and ranks all waiting ones.
 
     Prompts that came, and those in a group that has gained, are looked up first. Then comes one of
     each group, beginning with the group whose last lookup is oldest. A quarter of the lookups is
@@ -213,7 +213,7 @@ class WaitingPrompts:
 
 
 class RankedByUncached(SchedulingPolicy):
-    """Ranks all that wait by what is left to compute of them, and by how long they have waited.
+    """Ranks waiting requests by the tokens left to compute, and by the time that they have waited.
 
     Raises `ConfigError` for a `patience` that isn't positive and finite, or `lookups` below 1.
     """

@@ -27,8 +27,8 @@ class CacheAware(RankedByUncached):
     waited for `patience` times its length, it goes before all that arrived later.
 
     A request that begins like one ahead of it is moved behind the others: when its turn comes it
-    finds that prefix in the cache. All that wait are compared by the cached tokens of their last
-    lookups. A step makes at most `lookups` of these.
+    finds that prefix in the cache. All waiting requests are compared by the cached tokens of their
+    last lookups. A step makes at most `lookups` of these.
 
     Raises `ConfigError` for a `patience` that isn't positive and finite, or `lookups` below 1.
     """

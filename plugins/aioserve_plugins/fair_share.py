@@ -23,12 +23,12 @@ __all__ = ["FairShare"]
 class FairShare(SchedulingPolicy):
     """Starts a request of the tenant that has been served least.
 
-    Each tenant has a counter of the service it got, divided by its weight: the virtual token
-    counter (Sheng et al., "Fairness in Serving LLMs", OSDI 2024). A prompt token counts 1, when its
-    request starts. A generated token counts `output_cost`, when it is known. Tokens that the cache
-    saved, or that a preemption makes compute again, are free. A tenant that had nothing waiting is
-    lifted to the least of those that had, so that no tenant saves up service by not asking. Within
-    a tenant requests start in order of arrival.
+    Each tenant has a counter of the service it got, divided by its weight. This is the virtual
+    token counter of Sheng et al., "Fairness in Serving LLMs", OSDI 2024. A prompt token counts 1,
+    when its request starts. A generated token counts `output_cost`, when it is known. Tokens that
+    the cache saved, or that a preemption makes compute again, are free. A tenant that had nothing
+    waiting is lifted to the least counter of the others, so that no tenant saves up service by not
+    asking. Within a tenant requests start in order of arrival.
 
     `weights` are by tenant, 1 by default; requests without a tenant share one account. Of the
     tenants without requests, the `max_idle_tenants` latest are remembered.
@@ -38,10 +38,10 @@ class FairShare(SchedulingPolicy):
     of starts alone causes that much.
 
     They give way to as many requests as can start in this step and would bring those behind up to
-    that limit. The tenant furthest ahead goes first, and of its requests those that lose the least
-    work.
+    that limit. The tenant furthest ahead gives way first, and of its requests the one that loses
+    the least work.
 
-    While sequence slots are what is short, the lead over a tenant that waits all the time is
+    As long as only sequence slots are short, the lead over a tenant that waits all the time is
     bounded. The bound is this limit, plus the charges of the steps until that tenant can start. It
     doesn't depend on the length of completions or the number of running requests. While memory is
     short, none gives way unless that makes enough room. With None, running requests run to their

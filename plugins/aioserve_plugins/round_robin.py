@@ -21,7 +21,7 @@ __all__ = ["RoundRobin"]
 class RoundRobin(SchedulingPolicy):
     """Computes at most `chunk_size` tokens of a prompt per step, and each prompt in its turn.
 
-    A prompt that has had its turn goes to the end of the rotation, behind those that have arrived
+    A prompt that has had its turn goes to the end of the rotation, behind prompts that have arrived
     since. A short prompt therefore waits for one chunk of each prompt before it, and not for all of
     them.
 

@@ -21,7 +21,7 @@ class ShortestFirst(RankedByUncached):
 
     A token of a prompt is forgiven for every `patience` tokens that the engine has processed since
     the request arrived. Requests that are forgiven everything come first, in order of arrival. All
-    that wait are compared by the cached tokens of their last lookups. A step makes at most
+    waiting requests are compared by the cached tokens of their last lookups. A step makes at most
     `lookups` of these.
 
     Raises `ConfigError` for a `patience` that isn't positive and finite, or `lookups` below 1.

@@ -104,8 +104,8 @@ class Group(ABC):
         self, match: Match, num_cached: int, num_known: int, swapped: SwappedRun | None
     ) -> GroupClaim:
         """Find the pages with which a lease goes on from `num_cached` entries to `num_known`. Hold
-        those that the receipts of `match` don't lock. If the lease goes on from swapped pages, they
-        are `swapped`."""
+        the ones that the receipts of `match` don't lock. If the lease goes on from swapped pages,
+        they are `swapped`."""
 
     def drop(self, claim: GroupClaim) -> None:
         """Release what an unused claim holds. Not called for group 0, since receipts lock all that
@@ -171,7 +171,7 @@ class Group(ABC):
 
     @abstractmethod
     def num_own(self, lease: KVLease, table: PageTable) -> int:
-        """Pages that only the lease holds, without those that the tree has."""
+        """Pages that only the lease holds. Pages in the tree don't count."""
 
     @abstractmethod
     def leave(self, lease: KVLease, table: PageTable) -> None:

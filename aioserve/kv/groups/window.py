@@ -1,7 +1,8 @@
 """Layers that see only the last tokens: they hold pages for these, and give earlier ones back.
 
-Several such groups hold a page each per position, all for the same time, so one `WindowGroup`
-stands for all of them. In the prefix tree its pages are group pages of those of group 0.
+Several groups of this kind hold a page each per position, all for the same time. So one
+`WindowGroup` stands for all of them. In the prefix tree its pages are group pages of those of group
+0.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class WindowGroup(Group):
     """Groups of layers with one window: a token sees the last `window` tokens, itself included.
 
     The tree gives up window pages that no one refers to, even if receipts cover the page beside
-    them. So a claim takes references to those that it finds.
+    them. So a claim takes references to the pages that it finds.
     """
 
     keeps_all = False

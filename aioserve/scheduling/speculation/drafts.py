@@ -29,6 +29,6 @@ class Speculation:
         self.lengths: DraftLengths = DraftLengths()
 
     def drafts_of(self, limit: int) -> SequenceDrafts:
-        """State for a new sequence, of which a step may verify `limit` draft tokens."""
+        """State for a new sequence with at most `limit` draft tokens in a step."""
         self.is_on = True
         return SequenceDrafts(DraftRecord(limit, self.lengths.usual))
