@@ -107,7 +107,7 @@ def breaches(prose: Prose) -> Iterator[Breach]:
     first = re.match(r"\W*(\w*)", prose.text)
     if prose.is_docstring and first is not None and first[1] in NO_BEGINNING:
         yield Breach(prose.line, f"a docstring begins with {first[1]!r}")
-    for sentence in sentences(SPAN.sub("code", prose.text)):
+    for sentence in sentences(SPAN.sub("Code", prose.text)):
         words = len(sentence.split())
         if words > MOST_WORDS:
             yield Breach(prose.line, f"{words} words: {sentence}")

@@ -1,69 +1,48 @@
-"""Docstrings stand on their own: none goes on with a phrase that the name above it began."""
+"""Docstrings and comments keep the rules of prose that a parser can hold: see `prose.py`."""
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Iterator
-
 import pytest
 
+from tests.docs.prose import MOST_WORDS, check
 from tests.house import PACKAGE, PLUGINS, ROOT
 
 FOLDERS = (PACKAGE, PLUGINS, ROOT / "aioserve_main")
-NO_BEGINNING = frozenset(
-    {
-        *("Behind", "Beside", "Beyond", "By", "Nobody", "Of", "So", "Than", "That", "Those", "To"),
-        *("Whoever", "Whom", "Whose"),
-    }
-)
-"""What no docstring begins with. Name the thing first: "Tokens that ...", "Headers beside ..."."""
 
 
-def docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each docstring: of modules, classes and functions, and of the attributes and
-    constants that one stands behind."""
-    for node in ast.walk(ast.parse(source)):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else ():
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                text = statement.value.value
-                if isinstance(text, str):
-                    yield statement.lineno, text
-
-
-def misbegun(source: str) -> list[tuple[int, str]]:
-    """Line and first word of the docstrings that begin with one of `NO_BEGINNING`."""
-    found = []
-    for line, text in docstrings(source):
-        first = re.match(r"\W*(\w*)", text)
-        if first is not None and first[1] in NO_BEGINNING:
-            found.append((line, first[1]))
-    return found
-
-
-def test_no_docstring_goes_on_with_what_a_name_began() -> None:
+def test_docstrings_begin_with_a_noun_or_a_verb_and_sentences_are_short() -> None:
     found = [
-        f"{path.relative_to(ROOT)}:{line}: a docstring begins with {word!r}"
+        f"{path.relative_to(ROOT)}:{breach.line}: {breach.says}"
         for folder in FOLDERS
         for path in sorted(folder.rglob("*.py*"))
         if path.suffix in {".py", ".pyi"}
-        for line, word in misbegun(path.read_text(encoding="utf-8"))
+        for breach in check(path.read_text(encoding="utf-8"))
     ]
     assert not found, "\n".join(found)
+
+
+LONG = " ".join(["Word"] * (MOST_WORDS + 1))
 
 
 @pytest.mark.parametrize(
     ("source", "found"),
     [
         ('"""Of a module."""', [(1, "Of")]),
-        ('class A:\n    """Those."""', [(2, "Those")]),
-        ('async def f():\n    """\n    That is\n    """', [(2, "That")]),
-        ('class A:\n    x: int\n    """So many."""', [(3, "So")]),
+        ('class A:\n    """Whether it is."""', [(2, "Whether")]),
+        ('async def f():\n    """\n    What is\n    """', [(2, "What")]),
+        ('class A:\n    x: int\n    """How many."""', [(3, "How")]),
         ('def f(self):\n    self.x = 1\n    """By id."""', [(3, "By")]),
-        ('X = 1\n"""Whose it is."""', [(2, "Whose")]),
         ('X = 1\n"""Tokens of it."""\nY = "Of"\nZ = 2\n"""Often."""', []),
+        (f'"""Tokens. {LONG}."""', [(1, "26 words")]),
+        (f"x = 1\n# One.\n# {LONG}", [(2, "26 words")]),
+        (f"x = 1  # noqa: {LONG}", []),
+        (f'"""Code:\n\n        {LONG}\n\n    It ran.\n"""', []),
+        ('"""Half here. `code` begins the other."""\n# e.g. this', []),
+        (f'"""Lists:\n\n- {LONG[:60]}\n- {LONG[:60]}\n"""', []),
     ],
 )
-def test_such_docstrings_are_found(source: str, found: list[tuple[int, str]]) -> None:
-    assert misbegun(source) == found
+def test_such_prose_is_found(source: str, found: list[tuple[int, str]]) -> None:
+    breaches = check(source)
+    assert [breach.line for breach in breaches] == [line for line, _ in found]
+    for breach, (_, said) in zip(breaches, found, strict=True):
+        assert said in breach.says
