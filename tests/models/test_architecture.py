@@ -1,4 +1,4 @@
-"""A description of a decoder that no block computes is refused, not computed as another one."""
+"""Descriptions of decoders that no block can compute are refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Fields of published model files that ask for nothing change nothing; their neighbours, which ask
-for something, are refused by name."""
+"""Fields of published model files that switch nothing on are accepted.
+
+Other values of the same fields are refused by name."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ LET_THROUGH: list[tuple[str, dict[str, Any]]] = [
         "quant_method": "modelopt",
         "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}}),
 ]  # fmt: skip
-"""A model of `CONFIGS`, and what its config.json says beside."""
+"""Pairs of a model of `CONFIGS`, and further fields of its config.json."""
 
 SAME: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama", {"rope_scaling": {**YARN, "finetuned": True}}, {"rope_scaling": YARN}),
@@ -77,7 +78,7 @@ SAME: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
      {"eos_token_id": None, "bos_token_id": None}),
     ("llama", {"eos_token_id": [2, -1]}, {"eos_token_id": 2}),
 ]  # fmt: skip
-"""Two ways to say the same."""
+"""Models of `CONFIGS`, each with two sets of fields that mean the same."""
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_scaling": {"rope_type": "default", "attn_factor": 0.9}}, "attn_factor = 0.9"),
@@ -155,7 +156,7 @@ def test_no_shared_experts_are_none() -> None:
 
 
 def test_what_multiplies_a_yarn_rope_is_applied() -> None:
-    """DeepSeek-R1-0528-Qwen3-8B undoes YaRN's own scale by it, in vLLM and llama.cpp."""
+    """DeepSeek-R1-0528-Qwen3-8B cancels YaRN's own scale with it, in vLLM and llama.cpp."""
     own = rope_of(parse("qwen3", {"rope_scaling": YARN})).attention_factor
     scaled = {"rope_scaling": {**YARN, "attn_factor": 0.8782488562869419}}
     assert rope_of(parse("qwen3", scaled)).attention_factor == pytest.approx(1.0, abs=1e-6)
@@ -234,7 +235,7 @@ IN_FILES: list[tuple[str, dict[str, Any]]] = [
     ("mixtral", {"expert_weights_norm": True, "expert_gating_func": 1}),
     ("gpt-oss", {"expert_gating_func": 3, "expert_weights_norm": True}),
 ]  # fmt: skip
-"""A model of `CONFIGS`, and keys that its file may have beside."""
+"""Pairs of a model of `CONFIGS`, and further keys that its file may have."""
 
 REFUSED_IN_FILES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3-moe", {"expert_shared_feed_forward_length": 512}),

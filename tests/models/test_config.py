@@ -1,4 +1,4 @@
-"""config.json and generation_config.json: both spellings, defaults, and what is refused."""
+"""Files config.json and generation_config.json: both spellings, defaults, and refusals."""
 
 from __future__ import annotations
 

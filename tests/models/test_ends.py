@@ -1,4 +1,4 @@
-"""Tokens that end an answer: the same ones for a model in a directory and in a GGUF file."""
+"""Tokens that end a completion: the same ones for a model in a directory and in a GGUF file."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ KINDS = {"normal": NORMAL, "control": CONTROL, "defined": USER_DEFINED}
 
 @dataclass(frozen=True)
 class Case:
-    """A vocabulary and what each place names as its end."""
+    """Vocabulary, and the end tokens that each file names."""
 
     marks: dict[str, str]
-    """Kinds by names."""
+    """Kinds of tokens, by name."""
     ends: set[str]
     begin: str | None = None
     config: str | None = None
     generation: tuple[str, ...] = ()
     tokenizer: str | None = None
     file: str | None = None
-    """Ends that a GGUF file of it names."""
+    """End token that its GGUF file names."""
 
     def ids(self) -> dict[str, int]:
         names = list(self.marks)
@@ -151,7 +151,7 @@ def write_directory(case: Case, directory: Path, template: str | None = None) ->
 
 
 def write_file(case: Case, directory: Path, path: Path, template: str | None = None) -> Path:
-    """The model in `directory` as a converter writes it, with what the case's file says."""
+    """Write the model in `directory` as a converter does, with the end token of the case's file."""
     config = json.loads((directory / "config.json").read_text())
     ids, known = case.ids(), {"bos_token_id": 0, "eos_token_id": 0}
     (directory / "config.json").write_text(json.dumps({**config, **known}))

@@ -1,5 +1,4 @@
-"""What the config.json of each family says: what is refused by name, what absent fields mean, and
-the configs of models that people run."""
+"""Configs of families: refused settings, defaults of absent fields, and configs of known models."""
 
 from __future__ import annotations
 
@@ -127,7 +126,7 @@ def test_absent_fields_take_the_defaults_of_their_family():
 
 
 def test_configs_of_models_that_are_llama_by_name_are_read():
-    """Yi 1.5, Falcon 3 and DeepSeek Coder, as their config.json have them."""
+    """Configs of Yi 1.5, Falcon 3 and DeepSeek Coder are read."""
     yi = {
         "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 11008,
         "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
@@ -205,7 +204,7 @@ def test_gpt_neox_20b_is_read():
 
 
 def test_experts_are_counted_by_either_name() -> None:
-    """transformers 5 writes the number of Qwen3-MoE's experts under another name than it had."""
+    """Qwen3-MoE's number of experts has another name in transformers 5."""
     given = CONFIGS["qwen3-moe"]
     renamed = {name: value for name, value in given.items() if name != "num_experts"}
     renamed["num_local_experts"] = given["num_experts"]

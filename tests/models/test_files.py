@@ -1,4 +1,4 @@
-"""ModelFiles is the one place that knows how a model lies on disk."""
+"""Only ModelFiles knows how a model is stored on disk."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ READERS = {
     "models/heads/loader.py",
     "models/heads/read.py",
 }
-"""Modules that `ModelFiles` is made of, the one that tells whether there is a model, and the one
-that says a directory's tokenizer in GGUF's words."""
+"""Modules behind `ModelFiles`, the search for models, and the writer of GGUF tokenizers."""
 WRITERS = {
     "assets/__init__.py",
     "cli/_models.py",
@@ -33,7 +32,7 @@ WRITERS = {
     "models/config.py",
     "models/quantization/quantized_copy.py",
 }
-"""Modules that name files that they write, ship or download, or only in messages."""
+"""Modules that name files which they write, ship or download, or name them only in messages."""
 
 
 def test_no_other_module_names_the_files_of_a_model():

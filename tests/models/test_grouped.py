@@ -1,4 +1,4 @@
-"""GroupedIntegers: what its numbers mean, to the last bit, and what it refuses."""
+"""GroupedIntegers: the meaning of its numbers, to the last bit, and refusals."""
 
 from __future__ import annotations
 

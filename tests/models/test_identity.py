@@ -1,4 +1,4 @@
-"""Digests of models: content decides them, and nothing else does."""
+"""Digests of models depend on content only."""
 
 from __future__ import annotations
 

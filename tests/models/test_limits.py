@@ -1,4 +1,4 @@
-"""Sizes that a backend has no kernels for are named before weights are looked for."""
+"""Sizes without kernels are refused by name before weights are searched."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def config_of(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def directory_of(path: Path, name: str, fields: dict[str, Any]) -> Path:
-    """A directory without weights."""
+    """Write a directory without weights."""
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config_of(name, fields)))
     return path

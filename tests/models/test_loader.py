@@ -1,4 +1,4 @@
-"""Loading weights: dtypes, progress, tied heads, and each way in which files can be wrong."""
+"""Loading of weights: dtypes, progress, tied heads, and every kind of wrong file."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_tied_head_may_be_stored_again(qwen3):
     rewrite(qwen3, lambda t: t.update({"lm_head.weight": t[embedding].clone()}))
     assert torch.equal(logits_of(qwen3), expected)
 
-    # One that differs is the model's own, whatever config.json says.
+    # A stored head that differs is used, in spite of config.json.
     rewrite(qwen3, lambda t: t.update({"lm_head.weight": 2 * t[embedding]}))
     torch.testing.assert_close(logits_of(qwen3), 2 * expected)
 
@@ -280,7 +280,7 @@ def test_a_wrong_dtype_is_named(qwen3):
 
 
 def test_a_tensor_without_a_place_in_the_architecture_is_named(qwen3):
-    """Biases that config.json doesn't mention: without them the answers would be wrong."""
+    """Files may have biases that config.json lacks. Without them, logits would be wrong."""
     name = "model.layers.0.self_attn.q_proj.bias"
     rewrite(qwen3, lambda t: t.update({name: torch.ones(96)}))
     assert f"has no place for {name} in model.safetensors" in error_of(qwen3)

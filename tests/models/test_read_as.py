@@ -1,4 +1,4 @@
-"""Models of an architecture that nobody described, with Llama's tensors."""
+"""Models of an unsupported architecture with Llama's tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading weights: conversions, packing while reading, and files that change meanwhile."""
+"""Reading of weights: conversions, packing while reading, and files that change meanwhile."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Files:
         return self._directory / str(number)
 
     def source(self, tensor: Tensor, before: int = 0) -> _native.WeightSource:
-        """`before`: bytes in front of it."""
+        """Write a tensor to a file of its own, after `before` bytes."""
         path = self.path(len(self.descriptors))
         path.write_bytes(bytes(before) + raw(tensor))
         file = os.open(path, os.O_RDONLY)
@@ -105,7 +105,7 @@ def test_every_number_of_two_bytes_becomes_what_torch_makes_of_it(
 
 @pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float16], ids=str)
 def test_float32_is_rounded_as_torch_does(files: Files, wanted: torch.dtype) -> None:
-    # Each upper half with lower halves at, below and above the middle, for either format.
+    # Each upper half is combined with lower halves at, below and above a tie, for both formats.
     upper = torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16
     ends = [0, 1, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000, 0x8001, 0xFFFF]
     lower = torch.tensor(ends, dtype=torch.int32)

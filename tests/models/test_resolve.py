@@ -14,7 +14,7 @@ from aioserve.models.resolve import resolve
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch) -> Path:
-    """An empty Hugging Face cache."""
+    """Create an empty Hugging Face cache."""
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub"

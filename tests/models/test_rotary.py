@@ -70,7 +70,7 @@ def test_dynamic_frequencies_are_those_of_the_longest_context(longest):
 
 
 def test_llama3_frequencies_cross_all_three_bands():
-    """As Llama 3.1 ships them, where some pairs are unchanged, some blended, some slowed."""
+    """Some pairs are unchanged, some blended, and some slowed by Llama 3.1's settings."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

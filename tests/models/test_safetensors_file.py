@@ -1,4 +1,4 @@
-"""One safetensors file: what its header may say, and where its tensors lie."""
+"""Safetensors files: their headers, and the places of tensors."""
 
 from __future__ import annotations
 

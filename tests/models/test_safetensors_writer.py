@@ -1,4 +1,4 @@
-"""Files that are written in any pieces, in any order, are read back to what was meant."""
+"""Files that are written in any pieces and order are read back correctly."""
 
 from __future__ import annotations
 

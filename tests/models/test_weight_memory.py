@@ -1,4 +1,4 @@
-"""What weights take in memory is known before they are loaded, to the byte."""
+"""Memory of weights is known to the byte before they are loaded."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ WIDE = {
     "head_dim": 64,
     "num_hidden_layers": 2,
 }
-"""Rows are whole blocks of every format."""
+"""Model whose rows are whole blocks of every format."""
 
 
 def check(
     path: Path, *, dtype: str = "bfloat16", quantization: str | None = None
 ) -> tuple[WeightMemory, WeightMemory]:
-    """What the native backend and the reference take, once it and what a GPU takes are found to be
-    what was expected."""
+    """Check expected memory on all backends. Returns that of the native and the reference one."""
     found: list[WeightMemory] = []
     for formats in (NATIVE, PLAIN_FLOATS, CUDA):
         files = model_files(path)
@@ -47,7 +46,7 @@ def check(
             expected = reading.expected_memory
             weights = reading.read()
         assert weights.memory.held_bytes == held_bytes(weights)
-        if formats is CUDA:  # keeps scales in 16 bits where those of all rows fit
+        if formats is CUDA:  # it keeps scales in 16 bits if those of all rows fit
             assert expected.held_bytes == pytest.approx(held_bytes(weights), rel=0.05)
         else:
             assert weights.memory == expected
@@ -75,7 +74,7 @@ def held_bytes(weights: ReadWeights) -> int:
 def test_rounded_and_plain_weights(
     tmp_path: Path, name: str, quantization: str | None, dtype: str
 ) -> None:
-    """Among these are biases, fused layers, tied and untied heads, and odd widths."""
+    """The models have biases, fused layers, tied and untied heads, and odd widths."""
     native, _ = check(write(name, tmp_path), dtype=dtype, quantization=quantization)
     names = {one.format for one in native.formats}
     wanted = {None: set(), "int8": {"int8-g128"}, "int4": {"int4-g32", "int8-g128"}}

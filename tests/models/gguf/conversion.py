@@ -1,8 +1,8 @@
-"""Converts tiny models in Hugging Face's layout to GGUF, as the converter of llama.cpp does.
+"""Conversion of tiny models in Hugging Face's layout to GGUF, like llama.cpp's converter.
 
-Names of tensors come from the gguf package, which also writes the file. What that converter does to
-tensors and settings is done here again, from its description: rows of Llama's queries and keys
-change places, 1 is added to Gemma's norms, GPT-2's matrices are turned.
+Names of tensors come from the gguf package, which also writes the file. The converter's changes of
+tensors and settings are written here again, from its description. It reorders rows of Llama's
+queries and keys, adds 1 to Gemma's norms, and transposes GPT-2's matrices.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def convert(
 ) -> Path:
     """Write the model in `directory` as `file`.
 
-    weights: format of matrices, whose rows must be whole blocks. Vectors are F32.
-    formats: by a part of a matrix's name in the file, its format instead.
-    splits_latents: whether what expands latents is written in two tensors, as since May 2025.
+    - weights: format of matrices, whose rows must be whole blocks. Vectors are F32.
+    - formats: other formats of matrices, by a part of their names in the file.
+    - splits_latents: True writes the expansion of latents in two tensors, as since May 2025.
     """
     config = json.loads((directory / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
@@ -93,7 +93,7 @@ def convert(
 
 
 def stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """The tensors, with those of all experts of a layer as one."""
+    """Stack the tensors of all experts of a layer into one."""
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         if (expert := _EXPERT.search(name)) is None:
@@ -109,7 +109,7 @@ def stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
 def in_parts(
     config: dict[str, Any], tensors: Mapping[str, Array], splits_latents: bool
 ) -> dict[str, Array]:
-    """The tensors, with those in several that files have in several."""
+    """Split the tensors that files have in parts."""
     found: dict[str, Array] = {}
     for name, tensor in tensors.items():
         if name.endswith("e_score_correction_bias"):
@@ -129,7 +129,7 @@ def in_parts(
 
 
 def _of_gpt_oss(name: str, tensor: Array) -> list[tuple[str, Array]]:
-    """Experts of a layer as files have them: each output a row, gate and up apart."""
+    """Return the parts of GPT-OSS's experts in files: outputs are rows, gate and up separate."""
     kind = "bias" if name.endswith("_bias") else "weight"
     at = name.removesuffix("_bias")
     rows = tensor if kind == "bias" else tensor.swapaxes(1, 2)
@@ -140,7 +140,7 @@ def _of_gpt_oss(name: str, tensor: Array) -> list[tuple[str, Array]]:
 
 
 def with_bytes_vocabulary(model: Path, directory: Path) -> Path:
-    """The model again, with a vocabulary that GGUF has."""
+    """Copy the model with a byte-level vocabulary, which GGUF files can have."""
     directory.mkdir()
     config = json.loads((model / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "bos_token_id": 1}))

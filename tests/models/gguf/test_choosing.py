@@ -1,4 +1,4 @@
-"""Which of several GGUF files is the model that a name means."""
+"""Choice of the model that a name means among several GGUF files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-OSS and DeepSeek in GGUF: what directories have in one tensor, files have in two."""
+"""GPT-OSS and DeepSeek in GGUF, whose files split some tensors of directories in two."""
 
 from __future__ import annotations
 
@@ -48,13 +48,14 @@ WIDE: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
     },
 }
-"""Rows are whole blocks of 32."""
+"""Models whose rows are whole blocks of 32."""
 LATENT = ("deepseek2", "deepseek2-moe", "deepseek3", "deepseek3-moe")
 
 
 def dequantized(directory: Path, out: Path, formats: dict[str, str], default: str) -> Path:
-    """The model in `directory` with the weights that a file of these formats has: `formats` by a
-    part of a tensor's name before it is converted."""
+    """Write the float model whose weights are those of a file in these formats.
+
+    `formats` has formats by a part of a tensor's name before it is converted."""
     config = json.loads((directory / "config.json").read_text())
     tensors = {k: v.numpy() for k, v in load_file(directory / "model.safetensors").items()}
     rounded: dict[str, Floats] = {}
@@ -73,7 +74,7 @@ def dequantized(directory: Path, out: Path, formats: dict[str, str], default: st
 
 
 def _joined(tensors: dict[str, Floats], parts: dict[str, Floats]) -> dict[str, Floats]:
-    """The tensors of a directory that are in these parts: what `in_parts` does, undone."""
+    """Join parts to the tensors of a directory: the reverse of `in_parts`."""
     found: dict[str, Floats] = {}
     for name, tensor in tensors.items():
         key = name.replace("correction_bias", "correction.bias")
@@ -156,8 +157,10 @@ def test_experts_in_mxfp4_keep_their_four_bits(tmp_path: Path) -> None:
 def test_mxfp4_computes_as_that_of_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both packed, bit for bit: in files low halves of bytes are the first 16 of a block, in
-    directories every second."""
+    """Both packings give the same bits.
+
+    Low halves of bytes are the first 16 numbers of a block in files, and every second number in
+    directories."""
     monkeypatch.setattr(test_mxfp4_experts, "CONFIG", WIDE["gpt-oss"])
     packed, floats = test_mxfp4_experts.write(tmp_path)
     file = convert(floats, tmp_path / "x.gguf", formats={"_exps": "MXFP4"})
@@ -177,7 +180,7 @@ def test_weights_take_the_memory_that_was_expected(
 
 @pytest.mark.parametrize("name", LATENT)
 def test_what_expands_latents_may_be_one_tensor(tmp_path: Path, name: str) -> None:
-    """As files before May 2025 have it, which say the heads' own sizes."""
+    """Files before May 2025 have one tensor, and the heads' own sizes in metadata."""
     config = dict(CONFIGS[name])
     if name == "deepseek3":
         config["rope_scaling"] = {**config["rope_scaling"], "mscale": 0.7}
@@ -241,7 +244,7 @@ async def test_tokens_are_those_of_the_directory(tmp_path: Path, name: str) -> N
 
 
 def changed(path: Path, out: Path, keys: dict[str, Any], tensors: dict[str, Any]) -> Path:
-    """The file again, with other metadata and tensors; None: without them."""
+    """Copy the file with other metadata and tensors. None removes one."""
     file, content = GGUFFile(path), path.read_bytes()
     stored = {
         name: Stored(

@@ -35,12 +35,12 @@ from tests.models.quantization.copying import fill_the_disk, give_a_tower
 from tests.parity.tiny_models import CONFIGS
 
 HALF_A_STEP_AT_ONE = 2**-24
-"""Most that a norm's weight loses where a file has 1 added to it, as Gemma's do."""
+"""Largest error of a norm's weight in a file that has 1 added to it, as for Gemma."""
 ERRORS = {
     "F16": 1e-3, "BF16": 4e-3, "Q8_0": 0.01, "Q6_K": 0.03, "Q5_K_M": 0.06, "Q5_1": 0.06,
     "Q5_0": 0.07, "Q4_K_M": 0.11, "Q4_1": 0.11, "Q4_0": 0.13,
 }  # fmt: skip
-"""Most that a type loses of weights, root mean square."""
+"""Largest error of weights in each type of file, relative, root mean square."""
 
 
 def copied(directory: Path, name: str = "BF16", **options: Any) -> Path:
@@ -58,7 +58,7 @@ def tell_apart(found: DecoderConfig, expected: DecoderConfig) -> list[str]:
 
 
 def is_writable(name: str) -> bool:
-    """Mixtures of experts are read from GGUF files and not written."""
+    """True for models that can be written. Mixtures of experts are only read from GGUF files."""
     return CONFIGS[name]["architectures"][0] in WRITTEN
 
 
@@ -76,7 +76,7 @@ def test_a_file_of_floats_is_the_model_bit_for_bit(tmp_path: Path, name: str):
     directory = written(name, tmp_path / "hf", dtype="bfloat16")
     file = copied(directory)
     expected, found = model_files(directory).config(), model_files(file).config()
-    if name == "llama3":  # the divisors of its frequencies were rounded
+    if name == "llama3":  # the file has rounded divisors of its frequencies
         found = replace(found, layers=expected.layers)
     assert tell_apart(found, expected) == []
     assert found.eos_token_ids == expected.eos_token_ids
@@ -167,7 +167,7 @@ def test_a_setting_without_a_place_is_refused_by_name(tmp_path: Path, name: str)
 
 
 def floats_of(file: Path, directory: Path, to: Path) -> Path:
-    """The float model of the weights that the file's reader gives."""
+    """Write the float model of the weights that the file's reader returns."""
     files = model_files(file)
     config = files.config()
     with files.weights(config) as stored:
@@ -335,7 +335,7 @@ def test_a_tokenizer_that_no_file_can_tell_is_refused(tmp_path: Path, change: An
     assert [one.name for one in tmp_path.iterdir()] == ["hf"]
 
 
-# -- where it goes
+# -- the target path
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Rounding to GGUF's formats: as near as the library that made them, and as the layouts say."""
+"""Rounding to GGUF's formats, with the layouts and the accuracy of the library that made them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_floats_are_those_of_the_library(name: str):
 
 @given(name=st.sampled_from(ROUNDED), seed=st.integers(0, 2**32))
 def test_what_the_format_holds_exactly_stays(name: str, seed: int):
-    """Once more rounded, a weight that was rounded hardly moves."""
+    """A rounded weight hardly changes when it is rounded again."""
     weight = weights_of(seed, "normal")
     once = read_back(name, encoded(BY_NAME[name], weight))
     twice = read_back(name, encoded(BY_NAME[name], once))

@@ -1,4 +1,4 @@
-"""One GGUF file: what it may say, and where its tensors lie. Nothing that it claims is believed."""
+"""GGUF files: their metadata and the places of tensors. No claim of a file is trusted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tensors() -> dict[str, Stored]:
 
 
 def opened(path: Path) -> tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...], bytes]]]:
-    """Metadata, and of each tensor format, shape and bytes."""
+    """Read metadata, and the format, shape and bytes of each tensor."""
     file = GGUFFile(path)
     try:
         found = {
@@ -153,7 +153,7 @@ def entry(shape: tuple[int, ...] = (8,), number: int = F32, **other: Any) -> Sto
 
 
 def raw(kind: int, content: bytes) -> bytes:
-    """A file with one pair, whose value is anything."""
+    """Make a file with one metadata pair of any type and content."""
     key = struct.pack("<Q", 3) + b"a.b"
     return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<I", kind) + content
 
@@ -245,7 +245,7 @@ def test_a_header_that_no_model_has_is_read_no_further(tmp_path: Path) -> None:
     assert "ends behind byte 67108864" in error_of(path)
 
 
-# -- anything at all
+# -- arbitrary bytes
 
 VALID = gguf_bytes(METADATA, tensors())
 HEADER_BYTES = VALID.index(b"BF16.weight") + 60
@@ -253,7 +253,7 @@ HEADER_BYTES = VALID.index(b"BF16.weight") + 60
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
-    """A valid file, of which some bytes or whole fields changed, or that was cut off."""
+    """Draw a valid file with changed bytes or fields, or a truncated one."""
     content = bytearray(VALID)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, HEADER_BYTES))

@@ -17,7 +17,7 @@ from tests.models.gguf.writing import BY_NAME, quantized, reference
 FLOATS = ("F32", "F16", "BF16")
 INTEGERS = tuple(name for name in BY_NAME if name not in FLOATS)
 SPECIAL_F16 = (0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0x7C00, 0xFC00, 0x7E01, 0x3C00, 0xBC01)
-"""Zeros, subnormals, the largest number, infinities, NaN, one, a negative one."""
+"""Bits of zeros, subnormals, the largest number, infinities, NaN, one, and a negative number."""
 
 
 def weights(rows: npt.NDArray[np.uint8], form: GGUFFormat) -> npt.NDArray[np.float32]:
@@ -27,7 +27,7 @@ def weights(rows: npt.NDArray[np.uint8], form: GGUFFormat) -> npt.NDArray[np.flo
 
 
 def same_bits(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> bool:
-    """Equal bit for bit; a NaN equals any NaN."""
+    """True if arrays are equal bit for bit, where a NaN equals any NaN."""
     assert one.dtype == other.dtype == np.float32
     assert one.shape == other.shape
     equal = one.view(np.uint32) == other.view(np.uint32)
@@ -119,7 +119,7 @@ def test_integers_keep_the_groups_of_their_format(
 
 
 def test_mxfp4_is_in_split_order() -> None:
-    """Element j in the low half of byte j, j + 16 in its high half: other files have pairs."""
+    """Byte j has element j in its low half and j + 16 in its high half. Other files have pairs."""
     block = bytes([127]) + bytes((16 - 1 - j) << 4 | j for j in range(16))
     rows = np.frombuffer(block, np.uint8).reshape(1, -1)
     found = decoded(BY_NAME["MXFP4"], rows)

@@ -1,4 +1,4 @@
-"""A GGUF file is the model that it was made from: config, tensors, tokenizer, logits."""
+"""GGUF files equal the models that they were made from: config, tensors, tokenizer, logits."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ from tests.parity.tiny_models import CONFIGS, VOCAB_SIZE
 
 PROMPT = [(7 * i) % VOCAB_SIZE for i in range(40)]
 NOT_WRITTEN = ("qwen2-sliding", "qwen3-sliding", "qwen2-moe-normalized", "deepseek3-halves")
-"""Converters have no place for their windows, their layers without experts, and another rotation of
-latents."""
+"""Models that converters can't write: windows, layers without experts, another rotation."""
 SAID_OTHERWISE: dict[str, dict[str, Any]] = {
-    # What files don't say is as llama.cpp has it.
+    # Settings that files lack have llama.cpp's values.
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {"query_pre_attn_scalar": 16},
     "qwen2-moe": {"decoder_sparse_step": 1},
@@ -54,7 +53,7 @@ WIDE: dict[str, Any] = {
     "head_dim": 64,
     "num_hidden_layers": 2,
 }
-"""Rows are whole blocks of every format."""
+"""Model whose rows are whole blocks of every format."""
 
 
 def written(name: str, directory: Path, *, dtype: str = "float32", **fields: Any) -> Path:
@@ -72,11 +71,11 @@ def test_the_config_is_that_of_the_directory(tmp_path: Path, name: str) -> None:
     directory = written(name, tmp_path / "hf")
     expected = model_files(directory).config()
     found = model_files(convert(directory, tmp_path / "x.gguf")).config()
-    if name == "llama3":  # the file has the divisors that follow from its parameters
+    if name == "llama3":  # the file has divisors instead of its parameters
         ropes = {layer.mixer.rope for layer in found.layers}
         assert [rope.kind for rope in ropes if rope is not None] == ["longrope"]
         found = replace(found, layers=expected.layers)
-    if name in ("mistral-full", "deepseek3"):  # without a window it is Llama, without experts V2
+    if name in ("mistral-full", "deepseek3"):  # read as Llama without a window, V2 without experts
         found = replace(found, architecture=expected.architecture)
     assert replace(found, dtype="float32", generation=expected.generation) == expected
 
@@ -87,14 +86,14 @@ def test_logits_are_those_of_the_directory(tmp_path: Path, name: str, backend: s
     directory = written(name, tmp_path / "hf")
     expected = logits_of(directory, backend)
     found = logits_of(convert(directory, tmp_path / "x.gguf"), backend)
-    if name == "llama3":  # divisors were rounded
+    if name == "llama3":  # the file has rounded divisors
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     else:
         assert torch.equal(found, expected)
 
 
 def dequantized(directory: Path, out: Path, name: str) -> Path:
-    """The model in `directory` with the weights that its conversion in the format `name` has."""
+    """Write the float model whose weights are those of a file in the format `name`."""
     config = json.loads((directory / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
     tensors = {}
@@ -141,7 +140,7 @@ def test_gpt2_is_computed_from_blocks(tmp_path: Path) -> None:
 
 
 def test_formats_are_mixed_within_a_model_and_a_layer(tmp_path: Path) -> None:
-    """As "Q4_K_M" does: values and down projections have more bits."""
+    """Values and down projections have more bits, as in "Q4_K_M"."""
     directory = written("llama", tmp_path / "hf", **WIDE)
     formats = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q8_0", "blk.1.attn_k": "Q5_0"}
     file = convert(directory, tmp_path / "x.gguf", weights="Q4_K", formats=formats)

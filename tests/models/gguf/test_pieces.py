@@ -1,4 +1,4 @@
-"""SentencePiece's vocabularies in written GGUF files: the same tokens, told by scores."""
+"""SentencePiece's vocabularies in written GGUF files: scores give the same tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MARKED = "a<|im_end|> b<think>   c two words<|im_end|>\n  <s>"
 
 
 def model_with(tmp_path: Path, name: str, metadata: dict[str, Any], *padding: str) -> Path:
-    """A model whose tokenizer.json says what these metadata say."""
+    """Write a model whose tokenizer.json matches these metadata."""
     tokens = metadata["tokenizer.ggml.tokens"]
     ends = metadata["tokenizer.ggml.eos_token_id"]
     size = {"vocab_size": len(tokens) + len(padding), "eos_token_id": ends}
@@ -114,7 +114,7 @@ def test_phi3s_marks_take_the_space_behind_them(tmp_path: Path) -> None:
     directory = model_with(tmp_path, "phi3", metadata)
     file = copied(directory)
     found = GGUFFile(file)
-    assert found.metadata["general.name"] == "Phi-3"  # by which llama.cpp knows
+    assert found.metadata["general.name"] == "Phi-3"  # llama.cpp recognises it by this name
     found.close()
     ours, theirs = (model_files(path).tokenizer() for path in (file, directory))
     text = "a<|im_end|>  b</s>  c<think>  d<s>  e<|endoftext|>  f"

@@ -1,4 +1,4 @@
-"""GGUF files that hold no model, half of one, or another: each is refused by name."""
+"""GGUF files with no model, half of one, or another one: each is refused by name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 
 def used(path: Path) -> None:
-    """All that loading asks for, in its order."""
+    """Read everything that loading reads, in the same order."""
     files = model_files(path)
     config = files.config()
     with files.weights(config) as weights:
@@ -314,7 +314,7 @@ def test_files_are_closed_again(tmp_path: Path, tiny: Tiny) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-# -- anything at all
+# -- arbitrary bytes
 
 
 VALUES = st.one_of(

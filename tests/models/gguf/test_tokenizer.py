@@ -70,14 +70,14 @@ def byte_level_pair(pre: str) -> tuple[Tokenizer, tokenizers.Tokenizer]:
 
 
 RULES = {rules: name for name, rules in PRE_TOKENIZERS.items()}
-"""One name of each."""
+"""One name for each set of rules."""
 COMPARED = [name for name in RULES.values() if name in {*GGUF_PRE_TOKENIZER_SPLITS, "phi-2"}]
 
 
 @pytest.mark.parametrize("pre", COMPARED)
 @given(text=texts)
 def test_byte_level_ids_are_those_of_transformers(pre: str, text: str) -> None:
-    assume("two words" not in text)  # a token with a space, which transformers spells otherwise
+    assume("two words" not in text)  # transformers spells this token with a space differently
     ours, theirs = byte_level_pair(pre)
     if PRE_TOKENIZERS[pre].composes:
         text = unicodedata.normalize("NFC", text)
@@ -139,7 +139,7 @@ def test_a_piece_that_is_a_token_is_one_where_merges_are_ignored() -> None:
 
 
 def test_a_message_of_gpt_oss_is_no_completion() -> None:
-    """Its answers are several messages, of which a call and the last end otherwise."""
+    """A completion has several messages. Only the last one, or a call, ends it."""
     marks = ["<|return|>", "<|end|>", "<|call|>", "<|endoftext|>"]
     for tokens, ends in ((["a", *marks], (1, 3, 4)), (["a", *marks[:2]], (1, 2))):
         metadata = {
@@ -165,8 +165,10 @@ def test_qwen_composes_characters_first() -> None:
 
 
 def by_score(metadata: dict[str, Any], text: str) -> list[int]:
-    """SentencePiece's BPE: of all neighbours that are a token together, the pair with the best
-    score becomes one, the leftmost of equals, until there is none; the rest are bytes."""
+    """Encode by SentencePiece's BPE.
+
+    The neighbours that make the token with the best score are merged, the leftmost pair of equals
+    first, until no pair makes a token. The rest become bytes."""
     tokens = [
         t if t.strip(" ") else t.replace(" ", SPACE) for t in metadata["tokenizer.ggml.tokens"]
     ]
@@ -242,7 +244,7 @@ def test_phi3s_marks_take_the_space_behind_them() -> None:
     }  # fmt: skip
 
 
-# -- what is around them
+# -- tokens around a text
 
 
 @pytest.mark.parametrize(

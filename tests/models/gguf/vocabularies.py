@@ -1,4 +1,4 @@
-"""Small vocabularies, trained on a file of this repository, as GGUF metadata have them."""
+"""Small vocabularies in the form of GGUF metadata, trained on a file of this repository."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPACE = "\u2581"
 
 @functools.cache
 def bytes_vocabulary(size: int = 700) -> tuple[list[str], list[str]]:
-    """Tokens by id, and merges, of a byte-level BPE."""
+    """Train a byte-level BPE. Returns tokens by id, and merges."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer: Any = trainers.BpeTrainer(
@@ -34,7 +34,7 @@ def bytes_vocabulary(size: int = 700) -> tuple[list[str], list[str]]:
 
 @functools.cache
 def pieces_vocabulary(size: int = 500) -> list[str]:
-    """Tokens of a BPE over characters, spaces spelled as SentencePiece does, the best first."""
+    """Train a BPE over characters. Returns its tokens, best first, in SentencePiece's spelling."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.normalizer = normalizers.Replace(" ", SPACE)
     backend.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
@@ -46,7 +46,7 @@ def pieces_vocabulary(size: int = 500) -> list[str]:
 
 
 def write_byte_level(directory: Path, size: int = 288) -> None:
-    """tokenizer.json with the vocabulary of so many tokens, cut as GPT-2 cuts."""
+    """Write a tokenizer.json with GPT-2's cuts and a vocabulary of this size."""
     tokens, merges = bytes_vocabulary(size)
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     pairs = [(left, right) for left, right in map(str.split, merges)]
@@ -67,7 +67,7 @@ def _merges(backend: tokenizers.Tokenizer) -> list[str]:
 
 
 def byte_level(pre: str, **fields: Any) -> dict[str, Any]:
-    """Metadata of a byte-level vocabulary with control tokens and tokens of its makers."""
+    """Make metadata of a byte-level vocabulary with control tokens and user-defined tokens."""
     tokens, merges = bytes_vocabulary()
     first = len(tokens)
     return {
@@ -84,7 +84,7 @@ def byte_level(pre: str, **fields: Any) -> dict[str, Any]:
 
 
 def sentencepiece(architecture: str = "llama", **fields: Any) -> dict[str, Any]:
-    """Metadata of a SentencePiece vocabulary: control, bytes, runs of spaces, what was learned."""
+    """Make metadata of a SentencePiece vocabulary: control, bytes, runs of spaces, learned."""
     names = [f"<0x{byte:02X}>" for byte in range(256)]
     runs = ["  ", "   "]
     learned = pieces_vocabulary()

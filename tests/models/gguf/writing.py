@@ -1,4 +1,4 @@
-"""Writes GGUF files, right ones and wrong ones: every field can be given as it should not be."""
+"""Writing of GGUF files, valid or not: every field can be given a wrong value."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ KINDS = {
     "i32": (5, "<i"), "f32": (6, "<f"), "bool": (7, "<?"), "u64": (10, "<Q"), "i64": (11, "<q"),
     "f64": (12, "<d"),
 }  # fmt: skip
-"""Name -> number in files, and as struct packs it."""
+"""Number in files, and format of `struct`, of each type by name."""
 STRING, ARRAY = 8, 9
 
 
 @dataclass(frozen=True)
 class Typed:
-    """A value, or a list of values, of one of `KINDS`."""
+    """Value, or list of values, of one of `KINDS`."""
 
     kind: str
     value: Any
@@ -36,7 +36,7 @@ class Typed:
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor: its shape, [out, in], its bytes in a format; `offset` None: where it belongs."""
+    """Tensor: its shape [out, in], format, bytes, and offset. None is the correct offset."""
 
     shape: tuple[int, ...]
     number: int
@@ -50,7 +50,7 @@ def text(value: str | bytes) -> bytes:
 
 
 def packed_value(value: Any) -> bytes:
-    """A value with its type in front. int: u32, or i32 below zero; float: f32."""
+    """Pack a value with its type in front. An int is u32, or i32 if negative; a float is f32."""
     if isinstance(value, str | bytes):
         return struct.pack("<I", STRING) + text(value)
     if isinstance(value, list) and all(isinstance(item, str | bytes) for item in value):
@@ -84,7 +84,7 @@ def gguf_bytes(
     num_tensors: int | None = None,
     num_pairs: int | None = None,
 ) -> bytes:
-    """A file. What `alignment` is other than 32 must be among the metadata, too."""
+    """Make a file. An `alignment` other than 32 must be in the metadata, too."""
     pairs = list(metadata.items() if isinstance(metadata, Mapping) else metadata)
     described = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
     counts = (
@@ -111,8 +111,7 @@ def write_gguf(path: Path, *args: Any, **options: Any) -> Path:
 
 
 def quantized(weights: npt.NDArray[np.float32], name: str) -> npt.NDArray[np.uint8]:
-    """Rows of float32 in the format `name`, as the libraries that made the formats write them:
-    uint8 [out, bytes of a row]."""
+    """Encode float32 rows with the library of the format `name`: uint8 [out, bytes of a row]."""
     number = BY_NAME[name].number
     rows = np.ascontiguousarray(np.atleast_2d(weights), np.float32)
     if name in ("F32", "F16", "BF16"):
@@ -122,12 +121,12 @@ def quantized(weights: npt.NDArray[np.float32], name: str) -> npt.NDArray[np.uin
 
 
 def stored(weights: npt.NDArray[np.float32], name: str) -> Stored:
-    """A tensor of float32 values in the format `name`."""
+    """Make a tensor of float32 values in the format `name`."""
     return Stored(weights.shape, BY_NAME[name].number, quantized(weights, name).tobytes())
 
 
 def reference(rows: npt.NDArray[np.uint8], form: GGUFFormat) -> npt.NDArray[np.float32]:
-    """What the gguf package makes of the bytes of rows."""
+    """Decode rows with the gguf package."""
     kind = gguf.GGMLQuantizationType(form.number)
     with np.errstate(all="ignore"):
         return gguf.quants.dequantize(rows, kind).astype(np.float32)

@@ -13,7 +13,7 @@ from tests.parity.tiny_models import VOCAB_SIZE, write
 
 @pytest.fixture(scope="package")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
-    """One target on each backend, in float32."""
+    """Load one target on each backend, in float32."""
     directory = write("llama", tmp_path_factory.mktemp("target"))
     return {
         name: load_model(directory, dtype="float32", backend=backend_named(name))
@@ -23,7 +23,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
 
 @pytest.fixture(scope="package")
 def shared(targets) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's embedding and output layer, [vocab, hidden]."""
+    """Return the target's embedding and output layer, both [vocab, hidden]."""
     ids = torch.arange(VOCAB_SIZE)
     embedding = targets["reference"].embedding
     table = embedding if isinstance(embedding, torch.Tensor) else embedding.rows(ids)

@@ -1,4 +1,4 @@
-"""Directories of heads with random weights, beside a tiny random target."""
+"""Directories of heads with random weights, for a tiny random target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tests.parity.tiny_models import VOCAB_SIZE
 
 HIDDEN, LAYERS = 48, 3
-"""Sizes of the target, which is tests.parity.tiny_models' "llama"."""
+"""Sizes of the target, the "llama" of `tests.parity.tiny_models`."""
 Tensors = dict[str, torch.Tensor]
 
 
@@ -37,7 +37,7 @@ def layer_config(**changed: Any) -> dict[str, Any]:
 
 
 def eagle3_config(layer: Mapping[str, Any] | None = None, **changed: Any) -> dict[str, Any]:
-    """As `speculators` writes it."""
+    """Make a config in the form of `speculators`."""
     return {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -63,7 +63,7 @@ def eagle3_tensors(
     fusion_bias: bool = False,
     seed: int = 0,
 ) -> Tensors:
-    """Random weights for the config, with an embedding and an output layer of its own if asked."""
+    """Make random weights for a config, optionally with its own embedding and output layer."""
     layer = config["transformer_layer_config"]
     hidden, inner, dim = layer["hidden_size"], layer["intermediate_size"], layer["head_dim"]
     query, kv = layer["num_attention_heads"] * dim, layer["num_key_value_heads"] * dim

@@ -1,5 +1,7 @@
-"""Heads in plain torch, all rows anew for each guess: the formulas of Li et al., "EAGLE-3", 2025,
-section 3.1, of DeepSeek-AI, "DeepSeek-V3", 2024, section 2.2, and of Llama's decoder layer."""
+"""Heads in plain torch, which compute all rows again for each draft token.
+
+The formulas are those of Li et al., "EAGLE-3", 2025, section 3.1, of DeepSeek-AI, "DeepSeek-V3",
+2024, section 2.2, and of Llama's decoder layer."""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 Rows = tuple[Tensor, list[int]]
-"""Hidden states [T, hidden] and the token behind each."""
+"""Hidden states [T, hidden], and the id of the token after each."""
 
 
 class PlainEagle3:
-    """`embedding` and `output` are the target's, for files that have none of their own."""
+    """EAGLE-3 head. `embedding` and `output` are the target's, for files without their own."""
 
     def __init__(
         self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], embedding: Tensor,
@@ -43,7 +45,7 @@ class PlainEagle3:
         return self.linear("fc", features)
 
     def rotated(self, x: Tensor) -> Tensor:
-        """x [T, heads, dim], at positions 0 to T - 1."""
+        """Rotate x [T, heads, dim] at positions 0 to T - 1."""
         count, _, dim = x.shape
         frequencies = self.layer["rope_theta"] ** (-torch.arange(0, dim, 2).double() / dim)
         angles = torch.arange(count)[:, None, None] * frequencies
@@ -73,7 +75,7 @@ class PlainEagle3:
         return self.linear(f"{at}.mlp.down_proj", silu(gate) * up)
 
     def hidden_states(self, hidden: Tensor, ids: list[int]) -> Tensor:
-        """[T, hidden] of rows at positions 0 to T - 1."""
+        """Compute hidden states [T, hidden] of rows at positions 0 to T - 1."""
         x = hidden
         for i in range(self.layer["num_hidden_layers"]):
             at = f"layers.{i}"
@@ -97,7 +99,7 @@ class PlainEagle3:
         return logits
 
     def guesses(self, features: Tensor, ids: list[int], count: int) -> tuple[Tensor, list[int]]:
-        """Logits of `count` greedy guesses behind rows, [count, vocab], and their tokens."""
+        """Draft `count` greedy tokens after rows. Returns logits, [count, vocab], and tokens."""
         hidden, ids, found, drawn = self.fuse(features), list(ids), [], []
         for _ in range(count):
             last = self.hidden_states(hidden, ids)[-1:]

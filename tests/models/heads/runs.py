@@ -1,4 +1,4 @@
-"""Drives a head that has KV pages."""
+"""Driver of a head that has KV pages."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class HeadRun:
         self.pages = random.Random(0).sample(range(64), 64)
 
     def batch(self, rows: Sequence[tuple[int, Sequence[int]]], *, wanted: bool = True) -> Batch:
-        """Rows of some sequences: positions from the number on, with these token ids. `wanted`: the
-        last one of each."""
+        """Make a batch of (first position, token ids) for each of some sequences.
+
+        `wanted`: True if the last row of each has logits."""
         counts = np.array([len(ids) for _, ids in rows])
         contexts = np.array([first + len(ids) for first, ids in rows])
         width = 64 // len(rows)
@@ -42,13 +43,13 @@ class HeadRun:
         *,
         fuses: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and hidden states of the last row of each sequence."""
+        """Compute logits and hidden states of the last row of each sequence."""
         return self.head.forward(given, self.batch(rows), self.cache, fuses=fuses)
 
     def chain(
         self, first: int, ids: Sequence[int], features: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, list[int]]:
-        """Logits of `count` greedy guesses behind rows of one sequence, and their tokens."""
+        """Draft `count` greedy tokens after rows of one sequence. Returns logits and tokens."""
         given, found, drawn = features, [], []
         for made in range(count):
             logits, given = self.guess([(first, ids)], given, fuses=made == 0)

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: what they guess beside plain torch, and what of their files is refused."""
+"""EAGLE-3 heads: draft tokens compared with plain torch, and files that are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def loaded(
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    # what is changed in the config, and what the weights have
+    # changes of the config, and options of the weights
     "the target's tables": ({}, {}),
     "its own tables": ({}, {"embedding": True, "output": True, "fusion_bias": True}),
     "some of the tokens": ({"draft_vocab_size": 90}, {}),
@@ -100,7 +100,7 @@ def heads(targets, shared, tmp_path_factory) -> tuple[Eagle3Head, PlainEagle3]:
 )
 @settings(max_examples=examples(20))
 def test_rows_behind_what_was_kept_are_written_anew(heads, targets, page_size, steps, seed):
-    """Steps of (tokens kept since the last one, guesses)."""
+    """Each step is (tokens kept since the last step, number of draft tokens)."""
     head, plain = heads
     run = HeadRun(head, targets["reference"].backend, page_size)
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Medusa heads: what they guess beside the formula, in each of the spellings of their files."""
+"""Medusa heads: draft tokens compared with the formula, in each spelling of their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MTP heads: what they guess beside plain torch, and what of their files is refused."""
+"""MTP heads: draft tokens compared with plain torch, and files that are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYER: dict[str, Any] = {"model_type": "qwen3", "num_hidden_layers": 3, "head_di
 
 
 def mtp_config(layer: dict[str, Any] | None = None, **changed: Any) -> dict[str, Any]:
-    """As `speculators` writes it: with the target's config, all layers included."""
+    """Make a config in the form of `speculators`, with the target's config and all its layers."""
     return {
         "architectures": ["MTPDraftModel"],
         "speculators_model_type": "mtp",
@@ -36,7 +36,7 @@ def mtp_config(layer: dict[str, Any] | None = None, **changed: Any) -> dict[str,
 
 
 def mtp_tensors(layer: dict[str, Any] | None = None) -> Tensors:
-    """Random weights, made of those of an EAGLE-3 head of the same sizes."""
+    """Make random weights from those of an EAGLE-3 head of the same sizes."""
     sizes = LAYER | (layer or {}) | {"num_hidden_layers": 2}
     plain = eagle3_tensors(eagle3_config(sizes), seed=5)
     tensors = {

@@ -1,4 +1,4 @@
-"""Heads by a step program make the guesses that they make op by op, and leave the same bits."""
+"""Heads draft the same tokens by a step program as op by op, and leave the same bits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Heads = dict[tuple[str, str], tuple[DecoderHead, DecoderHead]]
 
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
-    """A head of each dtype and kind, op by op and by a program."""
+    """Load a head of each dtype and kind, op by op and by a program."""
     path = tmp_path_factory.mktemp("heads")
     write("llama", path / "target")
     for name, (changed, has) in CONFIGS.items():

@@ -1,4 +1,4 @@
-"""Writes checkpoints of bitsandbytes, number by number, from the papers' descriptions."""
+"""Writer of bitsandbytes' checkpoints, number by number, from the papers' descriptions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Parts = dict[str, torch.Tensor]
 
 
 def load_in(bits: int, **other: Any) -> dict[str, Any]:
-    """What transformers writes as `quantization_config`."""
+    """Make the `quantization_config` that transformers writes."""
     return {
         "quant_method": "bitsandbytes",
         "_load_in_4bit": bits == 4,
@@ -59,8 +59,9 @@ def load_in(bits: int, **other: Any) -> dict[str, Any]:
 def four_bits(
     weight: np.ndarray, kind: str, block: int, *, double: int = 0, storage: str = "uint8"
 ) -> tuple[Parts, np.ndarray]:
-    """Parts of a weight, and the floats that they stand for. `double` is how many scales share one,
-    0: scales are floats."""
+    """Make the parts of a weight, and their floats.
+
+    `double` is the number of scales that share an outer scale; 0: scales are floats."""
     table = np.array(NF4 if kind == "nf4" else FP4, np.float32)
     flat = weight.reshape(-1)
     said: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A quantised model computes what the float model that it stands for does."""
+"""Checks that a quantised model computes the same as its dequantised float model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ PROMPT = [5, 9, 200, 31, 77, 8, 120, 3, 150]
 
 
 def check_stands_for(model: Path, floats: Path) -> None:
-    """Every weight decodes bit for bit, whole and in pieces that begin anywhere, in the form that
-    its description says; and the logits are those of the float model."""
+    """Check that every weight decodes to the floats, bit for bit, and that logits match.
+
+    Weights are decoded whole and in pieces that begin anywhere, in the form of their description.
+    """
     files, plain_files = model_files(model), model_files(floats)
     config = files.config()
     with files.weights(config) as stored, plain_files.weights(plain_files.config()) as plain:
@@ -47,9 +49,11 @@ def check_stands_for(model: Path, floats: Path) -> None:
 
 
 def check_computes(model: Path, floats: Path, quantization: str | None = None) -> None:
-    """The reference backend gives the logits of the float model bit for bit. The native one holds
-    the same weights and biases, and its products are as near as activations of 8 bits let them;
-    where activations stay floats they are those of the float model bit for bit, too."""
+    """Check the logits of a quantised model on the reference and on the native backend.
+
+    The reference gives the float model's logits, bit for bit. The native backend holds the same
+    weights and biases, and its products are as close as 8-bit activations allow. If activations
+    stay floats, its logits equal the float model's, bit for bit."""
     assert torch.equal(
         logits_of(model, "reference", quantization=quantization), logits_of(floats, "reference")
     )
@@ -99,7 +103,7 @@ def _check_in_floats(model: Path, floats: Path, quantization: str | None, dtype:
 def _check_layer(layer: NativeLinear, exact: NativeLinear) -> None:
     every = torch.arange(layer.out_features)
     weight = exact.rows(every)
-    # Where there are zero points, their product with the scale is rounded by itself.
+    # The product of a zero point and a scale is rounded separately.
     close = 1e-6 * weight.abs().max().item()
     torch.testing.assert_close(layer.rows(every), weight, rtol=1e-6, atol=close)
     x = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(7))

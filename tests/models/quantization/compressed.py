@@ -1,4 +1,4 @@
-"""Writes checkpoints of compressed-tensors and of floats of 8 bits, from their descriptions."""
+"""Writer of checkpoints of compressed-tensors and of 8-bit floats, from their descriptions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def config_of(format_: str, weights: dict[str, Any], **other: Any) -> dict[str, 
 
 
 def integer_parts(numbers: Numbers, *, packed: bool, zeros: str = "packed") -> dict[str, Any]:
-    """zeros: "packed" or "plain"."""
+    """Make the parts of a weight of integers. `zeros` is "packed" or "plain"."""
     middle = 2 ** (numbers.bits - 1)
     parts: dict[str, Any] = {"weight_scale": numbers.scales.astype(np.float16)}
     if packed:
@@ -78,7 +78,7 @@ def storing(bits: int, group_size: int, **how: Any) -> Store:
 
 
 def float8(weight: np.ndarray, scales: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
-    """The weight in E4M3, and what it stands for with these scales of each number."""
+    """Round a weight to E4M3 with a scale for each number. Returns it and its floats."""
     narrow = torch.from_numpy(weight / scales).to(torch.float8_e4m3fn)
     return narrow, narrow.float().numpy() * scales
 
@@ -109,8 +109,9 @@ def storing_blocks(block: tuple[int, int], name: str, kind: str = "float") -> St
 
 
 def write_mixture(directory: Path) -> tuple[Path, Path]:
-    """Queries and keys in 4 bits, values in 8, gates left plain, all else in floats of 8 bits; as
-    `write_quantized` does."""
+    """Write a model in several formats, and its float model, as `write_quantized` does.
+
+    Queries and keys have 4 bits, values 8 bits. Gates stay plain, and the rest are 8-bit floats."""
     four, eight = storing(4, 32, packed=True), storing(8, -1, packed=False)
     floats = storing_blocks((32, 16), "weight_scale")
 

@@ -1,4 +1,4 @@
-"""What happens to copies, and what they are made of, whatever they are written as."""
+"""Models and faults for tests of copies in any format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["fill_the_disk", "give_a_tower"]
 
 
 def give_a_tower(model: Path, tower: Mapping[str, torch.Tensor]) -> None:
-    """Make a Gemma 3 one that takes images as well, with these tensors for them."""
+    """Turn a Gemma 3 into one that also takes images, with the tensors `tower` for them."""
     text = json.loads((model / "config.json").read_text())
     said = {
         "architectures": ["Gemma3ForConditionalGeneration"],
@@ -31,7 +31,7 @@ def give_a_tower(model: Path, tower: Mapping[str, torch.Tensor]) -> None:
 
 
 def fill_the_disk(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """The write of that number, from 0, finds no room."""
+    """Make write number `number`, counted from 0, fail for lack of space."""
     pwrite, calls = os.pwrite, iter(range(1000))
 
     def failing(*args: Any) -> int:

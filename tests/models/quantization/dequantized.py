@@ -1,4 +1,4 @@
-"""The float model of the same dequantised weights: what a quantised model must compute."""
+"""Float model of dequantised weights, which a quantised model must match."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ __all__ = ["write_dequantized"]
 
 
 def write_dequantized(model: Path, to: Path, quantization: str | None = None) -> Path:
-    """Write the weights of `model` as float32 to the directory `to`, without what config.json says
-    of their quantisation. `quantization` is that of an engine, while it loads."""
+    """Write the weights of `model` as float32 to `to`, with a config.json without quantisation.
+
+    `quantization` is the engine's option, by which weights are rounded while they are loaded."""
     files = model_files(model)
     config = files.config()
     with files.weights(config) as stored:

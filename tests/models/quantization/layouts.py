@@ -1,5 +1,6 @@
-"""Reads the layouts of compressed-tensors, GPTQ and AWQ with torch, from their published
-descriptions and from what programs that read them do."""
+"""Readers of the layouts of compressed-tensors, GPTQ and AWQ, in torch.
+
+They follow the published descriptions, and the programs that read these layouts."""
 
 from __future__ import annotations
 
@@ -14,14 +15,15 @@ __all__ = ["awq_decoded", "decoded", "gptq_decoded"]
 
 NIBBLES = torch.arange(0, 32, 4)
 ORDER_OF_AWQ = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Where in a word the outputs of AWQ's are, in the order of the outputs."""
+"""Places in AWQ's words of eight outputs, in the order of the outputs."""
 
 
 def decoded(
     parts: Mapping[str, np.ndarray | torch.Tensor], method: Compressed, columns: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight that parts of a module stand for, and the scale of each of its numbers; both
-    float32 [out, in]. Arrays have the bits of what numpy lacks."""
+    """Decode the parts of a module to its weight, and to the scale of each number.
+
+    Both are float32 [out, in]. Arrays hold the bits of dtypes that numpy lacks."""
     tensors = {
         name: torch.as_tensor(np.asarray(part)) if isinstance(part, np.ndarray) else part
         for name, part in parts.items()
@@ -46,10 +48,10 @@ def decoded(
 
 
 def gptq_decoded(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The weight float32 [out, in] of a module in GPTQ's first layout, of 4 bits.
+    """Decode a module in GPTQ's first layout, with 4 bits, to its weight, float32 [out, in].
 
-    Words run along the inputs, those of zero points along the outputs; a zero point is stored less
-    1, and `g_idx` says which group an input is in.
+    Words run along the inputs, and words of zero points along the outputs. A zero point is stored
+    minus 1, and `g_idx` has the group of each input.
     """
     numbers = (parts["qweight"][:, None, :] >> NIBBLES[None, :, None]) & 15
     zeros = (parts["qzeros"][:, :, None] >> NIBBLES) & 15
@@ -59,8 +61,9 @@ def gptq_decoded(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def awq_decoded(parts: Mapping[str, torch.Tensor], group_size: int) -> torch.Tensor:
-    """The weight float32 [out, in] of a module in AWQ's layout "gemm", of 4 bits: words run along
-    the outputs, eight of which stand in an order of their own."""
+    """Decode a module in AWQ's layout "gemm", with 4 bits, to its weight, float32 [out, in].
+
+    Words run along the outputs, eight of which are in an order of their own."""
     numbers, zeros = (
         ((parts[name][:, :, None] >> NIBBLES) & 15)[:, :, ORDER_OF_AWQ].flatten(1)
         for name in ("qweight", "qzeros")

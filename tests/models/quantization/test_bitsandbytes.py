@@ -1,4 +1,4 @@
-"""Checkpoints of bitsandbytes: each variant stands for the floats that its description says."""
+"""Checkpoints of bitsandbytes: each variant decodes to the floats of its description."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_any_rows_of_any_shape_are_those_of_the_whole(
 
 
 def write_wrong(directory: Path, bits: int, wrong: dict[str, Any]) -> Path:
-    """A model whose modules all have these parts in place of what is right; None: lacks them."""
+    """Write a model with wrong parts in all modules. None removes a part."""
 
     def store(module: str, weight: np.ndarray) -> tuple[dict[str, torch.Tensor], np.ndarray]:
         parts, floats = (

@@ -1,4 +1,4 @@
-"""Methods that look at a text first: what they gain for a layer, and what becomes of a model."""
+"""Methods that compute a text first: their gain for a layer, and the models that they write."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.parity.tiny_models import ARCHITECTURES, CONFIGS, VOCAB_SIZE, write
 CALIBRATED = [name for name in ARCHITECTURES if name not in ("gpt-oss", "gpt2")]
 
 WIDE = CONFIG | {"intermediate_size": 128}
-"""All layers have a multiple of 64 inputs."""
+"""Config whose layers all have a multiple of 64 inputs."""
 METHODS = ("gptq", "awq", "w8a8")
 FORM = IntegerForm(4, 32, False)
 
@@ -60,8 +60,7 @@ def method_of(name: str) -> Method:
 
 
 def correlated(seed: int, tokens: int, inputs: int) -> tuple[torch.Tensor, Floats]:
-    """Inputs [tokens, in] that a quarter as many directions make up for the most part, and a weight
-    [out, in]."""
+    """Make inputs [tokens, in] that lie mostly in in / 4 directions, and a weight [out, in]."""
     rng = np.random.default_rng(seed)
     mixed = rng.standard_normal((tokens, inputs // 4)) @ rng.standard_normal((inputs // 4, inputs))
     x = mixed + 0.3 * rng.standard_normal((tokens, inputs))
@@ -132,7 +131,7 @@ def test_awq_loses_less_where_some_inputs_are_large(seed: int):
 
 
 def rounded_products(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """With a scale for each token and each output."""
+    """Multiply in 8 bits, with a scale for each token and each output."""
     each = [np.abs(part).max(axis=1, keepdims=True) / 127 for part in (x, weight)]
     left, right = (np.rint(part / s) * s for part, s in zip((x, weight), each, strict=True))
     return left @ right.T
@@ -149,7 +148,7 @@ def test_smoothquant_loses_less_where_some_inputs_are_large(seed: int):
 
 
 class Exact(RoundingMethod):
-    """Keeps float32."""
+    """Method that keeps float32."""
 
     name = "exact"
 
@@ -196,7 +195,7 @@ def test_scales_change_nothing_but_the_rounding(tmp_path: Path, architecture: st
         vectors = scaled.encode(OpenModel(model, config, weights), keep)
     changed |= {tensor.name: torch.from_numpy(v).clone() for tensor, v in vectors.items()}
     others = [not torch.equal(one, tensors[name].float()) for name, one in changed.items()]
-    # Not all are where layers read one norm or none, or what comes of no product.
+    # Some weights stay the same if blocks share a norm or have none, or if the MLP has no gate.
     first = config.layers[0]
     own_norms = first.mixer_norm is not None and first.feed_forward_norm is not None
     assert all(others) if own_norms and next(parts_of(first, MLP)).gated else any(others)
@@ -297,7 +296,7 @@ def test_a_model_that_computes_no_numbers_is_named(tmp_path: Path):
 
 
 def floats_of(copy: Path, to: Path) -> Path:
-    """The float model of the weights that the copy's reader gives."""
+    """Write the float model of the weights that the copy's reader returns."""
     files = model_files(copy)
     config = files.config()
     plain = load_file(copy / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Scales and numbers that no model can compute with are refused, by the names of their tensors."""
+"""Unusable scales and numbers are refused, with the names of their tensors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_damaged_scale_is_named(tmp_path: Path, kind: str, damage: float, back
     file = model / "model.safetensors"
     tensors = load_file(file)
     scales = tensors[f"model.layers.1.mlp.up_proj.{part}"]
-    scales.view(-1)[-1] = damage  # of the last row; in float16 1e30 is infinite
+    scales.view(-1)[-1] = damage  # in the last row; 1e30 is infinite in float16
     save_file(tensors, file)
     with pytest.raises(WeightsError) as refusal:
         load_model(model, backend=backend_named(backend))
@@ -59,7 +59,7 @@ def test_a_damaged_scale_is_named(tmp_path: Path, kind: str, damage: float, back
     assert re.search(
         r"row \d+ of the weight has the (scale|number) \S+, must be within 7\.2", named
     )
-    if kind in ("integers", "groups", "rows", "nf4"):  # others share a scale among rows
+    if kind in ("integers", "groups", "rows", "nf4"):  # in other kinds, rows share scales
         assert "row 95 " in named
 
 
@@ -118,7 +118,7 @@ def test_a_number_of_eight_bits_that_is_none_is_named(tmp_path: Path):
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_a_damaged_scale_of_zeros_is_named_too(tmp_path: Path, backend: str):
-    """It changes no weight, but what a kernel makes of it may be more than a float holds."""
+    """It changes no weight, but a kernel's product with it may overflow a float."""
     said, store, part = WRITTEN["fp8"]
     model, _ = write_quantized(tmp_path, said, store)
     file = model / "model.safetensors"

@@ -45,7 +45,7 @@ MIXTURE: dict[str, Any] = {
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 96,
 }
-"""Each token has all experts: what rounding does to the scores of a router changes no choice."""
+"""Mixture in which each token has all experts, so that rounded scores change no choice."""
 
 
 def gptq(module: str, weight: np.ndarray) -> tuple[Any, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ and AWQ: each variant stands for the floats that its description says."""
+"""Checkpoints of GPTQ and AWQ: each variant decodes to the floats of its description."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_byte_comes_back_in_every_place_of_a_word():
 
 
 def gptq_parts(numbers: Numbers, *, version: int, with_index: str = "absent") -> dict[str, Any]:
-    """with_index: "absent", "zeros" or "groups"."""
+    """Make the parts of a GPTQ weight. `with_index` is "absent", "zeros" or "groups"."""
     stored = numbers.zeros if version == 2 else (numbers.zeros - 1) % 2**numbers.bits
     parts = {
         "qweight": pack(numbers.values.T, numbers.bits),
@@ -134,8 +134,9 @@ def test_no_index_and_one_of_zeros_mean_groups_in_order(tmp_path: Path, index: s
 
 
 def write_by_rules(directory: Path, rules: dict[str, Any], of: Any) -> tuple[Path, Path]:
-    """A model with 4 bits in groups of 32, but where `of(module)` says other settings, or None:
-    plain."""
+    """Write a model with 4 bits in groups of 32, unless `of(module)` has other settings.
+
+    None leaves a module plain."""
     rng = np.random.default_rng(1)
 
     def store(module: str, weight: np.ndarray) -> tuple[Any, np.ndarray]:
@@ -256,7 +257,7 @@ def test_symmetric_files_of_either_version_and_label_are_read(
 
 
 def test_the_version_of_zero_points_is_in_the_name(tmp_path: Path):
-    """The same bits are two models: keys of KV memory hold the name."""
+    """Equal bits can be two models, and keys of cached KV contain the name."""
     names = set()
     for version in (1, 2):
         directory = tmp_path / str(version)
@@ -373,7 +374,7 @@ def test_variants_that_are_not_read_are_refused_by_name(
 
 
 def awq_words(numbers: np.ndarray) -> np.ndarray:
-    """Along the last axis: eight numbers in a word, in AWQ's order."""
+    """Pack eight numbers of the last axis into a word, in AWQ's order."""
     order = [0, 2, 4, 6, 1, 3, 5, 7]
     rows, columns = numbers.shape
     words = np.zeros((rows, columns // 8), np.uint32)
@@ -419,7 +420,7 @@ def test_awq(tmp_path: Path, group_size: int, has_zeros: bool):
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_what_lies_by_inputs_is_decoded_many_outputs_at_once(method: str):
-    """Else each input's few bytes are read for themselves, and a large model takes minutes."""
+    """Otherwise, each input's few bytes take a read, and a large model takes minutes."""
     said = {"bits": 4, "group_size": 128}
     fields = Fields(said, "config.json")
     format_ = Gptq.read(fields).weights if method == "gptq" else Awq.read(fields)

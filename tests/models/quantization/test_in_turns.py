@@ -1,4 +1,4 @@
-"""Quantised weights whose files have the rows of queries, keys and values head by head."""
+"""Quantised weights whose files have rows of queries, keys and values head by head."""
 
 from __future__ import annotations
 

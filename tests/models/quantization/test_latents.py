@@ -1,5 +1,6 @@
-"""Latent attention in every format that stores linear layers: what becomes products per head is
-dequantised, and the rest stays as it is stored."""
+"""Latent attention in every format that stores linear layers.
+
+The expansion of latents is dequantised for its products per head. All else stays quantised."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ LATENT: dict[str, Any] = {
     "n_group": 2,
     "topk_group": 2,
 }
-"""Each token has all experts: what rounding does to the scores of a router changes no choice."""
+"""Mixture in which each token has all experts, so that rounded scores change no choice."""
 
 
 @pytest.mark.parametrize("name", FORMATS)

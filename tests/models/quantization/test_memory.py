@@ -1,4 +1,4 @@
-"""Loading holds little beside the weights that it makes."""
+"""Loading needs little memory in addition to the weights that it makes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ SIZES = {
     "head_dim": 64,
 }
 BESIDE_BYTES = 32 << 20
-"""For blocks that are decoded, threads, and what an allocator keeps: less than two of the largest
-weights in float32."""
+"""Memory for decoded blocks, threads, and the allocator's reserves, in bytes.
+
+It is less than two of the largest weights in float32."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""GPT-OSS as its files are: all experts of a layer in one tensor of MXFP4, the rest plain."""
+"""GPT-OSS in its own format: all experts of a layer in one tensor of MXFP4, the rest plain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 def quantized(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Blocks and scales of a weight [..., out, in], and the floats that they stand for."""
+    """Round a weight [..., out, in] to MXFP4. Returns blocks, scales, and their floats."""
     groups = weight.reshape(*weight.shape[:-1], -1, 32)
     exponents = np.floor(np.log2(np.abs(groups).max(-1, keepdims=True))) - 2
     scaled = groups / 2**exponents
@@ -43,7 +43,7 @@ def quantized(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def write(directory: Path) -> tuple[Path, Path]:
-    """The model in MXFP4, and the floats that it stands for."""
+    """Write the model in MXFP4, and its float model."""
     plain = write_random_model(directory / "plain", CONFIG, dtype="float32")
     tensors = load_file(plain / "model.safetensors")
     packed: dict[str, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""Expressions of files match what Python's engine matches, and never take long."""
+"""Regular expressions of files match like Python's engine, and never take long."""
 
 from __future__ import annotations
 

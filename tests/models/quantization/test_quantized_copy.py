@@ -1,4 +1,4 @@
-"""Quantised copies of models: what is read back, what stays, and what is refused."""
+"""Quantised copies of models: weights that are read back, unchanged parts, and refusals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tensors_in(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def write_floats(model: Path, copy: Path, method: Compressed, to: Path) -> Path:
-    """The float model that the copy stands for; all else is asserted to be the model's."""
+    """Write the float model of the copy, and assert that all else equals the original model."""
     plain, stored = tensors_in(model), tensors_in(copy)
     for module in list(matrices(plain)):
         weight = plain[f"{module}.weight"]
@@ -216,7 +216,7 @@ def test_progress_reaches_all_bytes(tmp_path: Path, model: Path):
     assert len(calls) > 10
 
 
-# -- what is refused, and what a failed run leaves
+# -- refusals, and the traces of a failed run
 
 
 def left_in(folder: Path) -> set[str]:
@@ -224,7 +224,7 @@ def left_in(folder: Path) -> set[str]:
 
 
 def refused(model: Path, out: Path, name: str = "int8", group_size: int | None = None) -> str:
-    """The message of a `ConfigError` that leaves nothing behind."""
+    """Return the message of a `ConfigError`, and check that no files are left."""
     before = left_in(model.parent)
     with pytest.raises(ConfigError) as refusal:
         write_quantized_copy(model, out, method_named(name, group_size))

@@ -1,5 +1,6 @@
-"""Quantised copies as transformers reads them. Needs the package compressed-tensors, which no other
-test does: without it this is skipped."""
+"""Quantised copies, read by transformers.
+
+Needs the package compressed-tensors, and is skipped without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How methods round weights and lay them out: read here by torch, by the published descriptions."""
+"""Rounding and layouts of methods, read here with torch by the published descriptions."""
 
 from __future__ import annotations
 

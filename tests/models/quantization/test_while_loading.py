@@ -1,4 +1,4 @@
-"""Quantising while loading: how floats are rounded, which are, and that nothing else changes."""
+"""Quantising while loading: the rounding, the choice of weights, and no other change."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_what_there_is_is_counted_by_format(tmp_path: Path):
     assert plain.by_format() == {"float32": sum(held.values())}, "the reference holds floats"
     native = load_model(tmp_path, quantization="int4", dtype="bfloat16").weight_memory.by_format()
     assert native.keys() == held.keys()
-    # Inputs fill groups of 32 and of 128: 48 and 80 become 64 and 96, or 128.
+    # Inputs are padded to groups of 32 and of 128: 48 and 80 become 64 and 96, or 128.
     assert 0.35 < native["int4-g32"] / held["int4-g32"] < 0.5
     assert native["int8-g128"] > held["int8-g128"]
 

@@ -1,5 +1,6 @@
-"""What other libraries write, and what they make of it. Needs bitsandbytes, accelerate and
-compressed-tensors, which no other test does: without them this is skipped."""
+"""Checkpoints that other libraries write, compared with their own decoding.
+
+Needs bitsandbytes, accelerate and compressed-tensors, and is skipped without them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 
 @contextmanager
 def linears(model: Path) -> Iterator[dict[str, StoredLinear]]:
-    """The quantised weights by the names of their modules."""
+    """Return quantised weights, by names of their modules."""
     files = model_files(model)
     config = files.config()
     with files.weights(config) as stored:
@@ -79,7 +80,7 @@ def test_weights_of_bitsandbytes(tmp_path: Path, how: dict[str, Any]):
             scales = state.absmax
             if state.nested:
                 scales = functional.dequantize_blockwise(scales, state.state2) + state.offset
-            # Its kernel for CPUs is wrong where blocks go across the ends of rows.
+            # Its kernel for CPUs is wrong if blocks cross the ends of rows.
             theirs = default._dequantize_4bit_compute(
                 weight.view(torch.uint8).reshape(-1),
                 scales,

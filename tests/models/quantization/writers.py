@@ -1,7 +1,7 @@
-"""Writes quantised checkpoints element by element, from the published descriptions of the formats.
+"""Writer of quantised checkpoints, element by element, from the formats' published descriptions.
 
-Weights are random, asymmetric, not square, and have a column of outliers: what is uniform hides
-mistakes of layout. `floats` is what each weight stands for.
+Weights are random, asymmetric, not square, and have a column of outliers, because uniform weights
+would hide mistakes of layout. `floats` returns the dequantised weight.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Numbers:
 
     @property
     def floats(self) -> np.ndarray:
-        """float32 [out, in]: the product of an integer and a scale, rounded once."""
+        """Dequantise to float32 [out, in]: the product of an integer and a scale, rounded once."""
         whole = self.values.astype(np.int64) - self.zeros[:, self.index]
         return whole.astype(np.float32) * self.scales[:, self.index]
 
@@ -69,7 +69,7 @@ def numbers_of(
     uneven: bool = False,
     rng: np.random.Generator,
 ) -> Numbers:
-    """Random numbers of the size of a weight, scaled to its spread. group_size -1: all inputs."""
+    """Draw random numbers of a weight's size and spread. A `group_size` of -1 means all inputs."""
     rows, columns = weight.shape
     size = columns if group_size == -1 else group_size
     groups = -(-columns // size)
@@ -90,7 +90,7 @@ def numbers_of(
 
 
 def pack(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Along the first axis, as one long number in words of 32 bits, the lowest first."""
+    """Pack the first axis into words of 32 bits, as one long number, lowest word first."""
     count, width = numbers.shape
     num_words = -(-count * bits // 32)
     words = np.zeros((num_words, width), np.uint32)
@@ -102,7 +102,7 @@ def pack(numbers: np.ndarray, bits: int) -> np.ndarray:
 
 
 def matrices(tensors: Tensors) -> Iterator[str]:
-    """Names of the modules that are quantised: the layers' linear ones but routers."""
+    """Yield the names of quantised modules: linear layers of decoder layers, except routers."""
     for name, tensor in tensors.items():
         if tensor.dim() == 2 and ".layers." in name and not name.endswith("gate.weight"):
             yield name.removesuffix(".weight")
@@ -115,9 +115,10 @@ def write_quantized(
     *,
     config: dict[str, Any] = CONFIG,
 ) -> tuple[Path, Path]:
-    """Write a quantised model and the float model that it stands for; return both directories.
+    """Write a quantised model and its float model; return both directories.
 
-    `store(module, weight)` gives the parts of a module by the rest of their names, and its floats.
+    `store(module, weight)` returns the parts of a module, by the rest of their names, and its
+    dequantised weight.
     """
     model = write_random_model(directory / "quantised", config, dtype="float32")
     floats = write_random_model(directory / "floats", config, dtype="float32")
