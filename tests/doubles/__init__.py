@@ -1,7 +1,10 @@
-"""Stand-ins that our tests alone use, and the soak that is made of them.
+"""Stand-ins that only our tests use, and the soak that is made of them.
 
-What plugin authors use as well is in `aioserve.testing`. Here are a GPU without one (`fake_gpu`), a
-model that computes on it (`fake_gpu_model`), what can go wrong with a launch (`gpu_faults`), the
-host's threads on a simulated loop (`simulated_host`), and random requests through whole engines
-(`soak`).
+    fake_gpu         a GPU without hardware
+    fake_gpu_model   a model that computes on it
+    gpu_faults       faults of its launches
+    simulated_host   the host's threads on a simulated loop
+    soak             random requests through whole engines
+
+Stand-ins that plugin authors use as well are in `aioserve.testing`.
 """

@@ -1,7 +1,7 @@
 """A third kind of group: pages for all positions, beside those of group 0.
 
-Keys of a second attention, or scales of quantised pages, would be kept like this. Nothing of the
-package knows it: `KINDS` of `aioserve.kv.groups.making` has it while a test runs.
+Keys of a second attention, or scales of quantised pages, would be kept like this. The package
+doesn't know it: a test adds it to `KINDS` of `aioserve.kv.groups.making` while it runs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from aioserve.paging.pages import pages_for
 __all__ = ["BesideGroup", "beside_specs"]
 
 ALL = 1 << 40
-"""Tokens: more than a sequence ever has."""
+"""Window in tokens: more than a sequence ever has."""
 
 
 class BesideGroup(WindowGroup):
-    """Like a group whose window no sequence outgrows, but that a prompt has its pages from the
-    beginning on, and a claim relies on those that the tree has."""
+    """A group whose window no sequence outgrows, with two differences. A prompt has its pages from
+    the beginning, and a claim relies on those in the tree."""
 
     keeps_all = True
     grows_with_chunks = False
@@ -54,5 +54,5 @@ class BesideGroup(WindowGroup):
 
 
 def beside_specs(width: int) -> tuple[GroupSpec, ...]:
-    """Groups of a layout with so many groups of layers of this kind."""
+    """Groups of a layout with `width` groups of layers of this kind."""
     return *ONE_GROUP, GroupSpec(cast(Any, "beside"), width)

@@ -1,5 +1,5 @@
-"""A draft that says what `FakeDevice` says, by the token ids that its own pages hold: where they
-hold something else, it is wrong."""
+"""A draft model that predicts `FakeDevice` from the token ids in its own pages. If they hold other
+ids, it is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JUNK = 299
 
 
 class TokenPages:
-    """As much of a KV cache as a draft model reads: pages of token ids."""
+    """The part of a KV cache that a draft model reads: pages of token ids."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
@@ -29,7 +29,7 @@ class TokenPages:
 
 class DraftDecoder:
     """Decoder and backend in one. `most_at_once` is the largest number of tokens that it has
-    computed in one batch; it is wrong about the tokens at the positions `wrong_at`."""
+    computed in one batch. It is wrong about the tokens at the positions `wrong_at`."""
 
     def __init__(self, max_model_len: int = 10**6) -> None:
         self.max_model_len = max_model_len

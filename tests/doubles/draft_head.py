@@ -1,5 +1,5 @@
-"""A head that says what `FakeDevice` says, from what it finds in pages of its own and of states:
-where these hold something else, it is wrong."""
+"""A head that predicts `FakeDevice` from its own pages and pages of states. If they hold other
+data, it is wrong."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ JUNK = 0xDEAD
 
 
 class EntryPages:
-    """As much of a KV cache as a head reads: pages of entries."""
+    """The part of a KV cache that a head reads: pages of entries."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages, self.page_size = num_pages, page_size
         self.entries: npt.NDArray[np.uint64] = np.full((num_pages, page_size), JUNK, np.uint64)
         self.guessed: npt.NDArray[np.bool_] = np.zeros((num_pages, page_size), np.bool_)
-        """What was computed from the head's own state, and not from the target's."""
+        """True for entries computed from the head's own state, and not from the target's."""
         self.taken_in: npt.NDArray[np.int64] = np.full((num_pages, page_size), -1, np.int64)
-        """The token that came behind each."""
+        """The token that came behind each entry."""
 
 
 class HeadOfEntries:
-    """Head, target and backend in one. Hidden states are entries of `FakeDevice`, int64 `[T, 2]`
-    with the sums that tokens are drawn from behind them; of its own pages it reads all entries.
-    `wrong_at`: positions of tokens about which it is wrong."""
+    """Head, target and backend in one.
+
+    Hidden states are entries of `FakeDevice`, int64 `[T, 2]`, with the sums that the next tokens
+    are drawn from. It reads all entries of its own pages. It is wrong about the tokens at the
+    positions `wrong_at`.
+    """
 
     kind = "eagle3"
     dtype = torch.int64
@@ -100,8 +103,8 @@ class HeadOfEntries:
     def _has_others(
         self, kv: EntryPages, pages: npt.NDArray[np.int32], known: Any, token_id: int
     ) -> bool:
-        """Whether a token was taken in that comes in another sequence: but for the last of a page,
-        which may be shared."""
+        """True if a token was taken in that comes in another sequence. The last one of a page may
+        be shared and doesn't count."""
         taken_in = kv.taken_in[pages].reshape(-1)[: len(known)]
         assert taken_in[-1] == token_id
         for position in range(len(known) - 1):
@@ -130,7 +133,7 @@ class HeadOfEntries:
 
 
 class EntryHead(DraftHead):
-    """A drafter by such a head beside a device, whose entries are the states that it reads."""
+    """Drafter by a `HeadOfEntries` beside a device, whose entries are the states that it reads."""
 
     def __init__(
         self, head: HeadOfEntries, device: FakeDevice, *, num_pages: int, most_tokens: int
@@ -160,7 +163,7 @@ class EntryHead(DraftHead):
         rows: npt.NDArray[np.int64] | None = None,
         locations: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Whatever else was computed, what is found at a plan's own places is its own."""
+        """Find a plan's entries at its own places. What else was computed doesn't matter."""
         entries = self._device._entries[self._locations(plan, self._device.page_size)]
         cast(Any, self._target).kept_states = torch.from_numpy(entries.view(np.int64))[:, None]
         super().computed(plan)

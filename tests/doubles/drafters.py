@@ -1,4 +1,5 @@
-"""Drafters of every character: one knows all answers, one is always wrong, one guesses anything."""
+"""Drafters of every character: one knows all completions, one is always wrong, one proposes
+anything."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ __all__ = [
 ]
 
 Guess = Callable[[Sequence[int], Sequence[int], int], Sequence[int]]
-"""Known ids of a sequence, those that come next, and the most that may be guessed -> guesses."""
+"""Maps known ids of a sequence, the coming ids, and the most draft tokens to draft tokens."""
 
 
 class ScriptedDrafter(Drafter):
-    """Guesses by a function that is told what comes: `answer` gives the tokens behind known ids.
+    """Drafts by a function that knows the coming tokens: `answer` returns the tokens behind known
+    ids.
 
     Raises AssertionError for calls that the contract of drafters rules out.
     """
@@ -59,9 +61,12 @@ class ScriptedDrafter(Drafter):
 
 
 class FakeModelDrafter(ScriptedDrafter):
-    """Knows what a `FakeModel` answers to prompts with a seed, by `seed_of` their ids: what comes
-    in the first of a request's samples. Raises AssertionError, which an engine counts as a fault,
-    where what it was told of a slot is in none of the first `MOST_SAMPLES`."""
+    """Knows the completions of a `FakeModel` for prompts, with the seed that `seed_of` returns for
+    their ids.
+
+    They are those of the first of a request's samples. Raises AssertionError, which an engine
+    counts as a fault, for tokens that occur in none of the first `MOST_SAMPLES`.
+    """
 
     def __init__(self, guess: Guess, seed_of: Callable[[Sequence[int]], int]):
         super().__init__(lambda sequence, count: self._sample(sequence, 0)[:count], guess)
@@ -82,14 +87,14 @@ class FakeModelDrafter(ScriptedDrafter):
 
 
 class QuickFakeModelDrafter(FakeModelDrafter):
-    """One that is watched where nothing is verified."""
+    """A drafter that is watched while nothing is verified."""
 
     is_quick = True
 
     def __init__(self, guess: Guess, seed_of: Callable[[Sequence[int]], int]):
         super().__init__(guess, seed_of)
         self.limits: list[int] = []
-        """Most guesses of each call."""
+        """Most draft tokens of each call."""
 
     def draft(self, slot: int, limit: int) -> Sequence[int]:
         self.limits.append(limit)
@@ -106,7 +111,8 @@ def _tokens(prompt: tuple[int, ...], seed: int) -> list[int]:
 
 
 class FakeModelDrafters:
-    """A plugin that offers `scripted`, a `FakeModelDrafter` of that guess, or what is `made`."""
+    """A plugin that offers `scripted`: a `FakeModelDrafter` with that function, or the `made`
+    drafter."""
 
     def __init__(
         self,
@@ -123,7 +129,7 @@ class FakeModelDrafters:
 
 
 def right_up_to(count: int) -> Guess:
-    """Right in the first `count` guesses, and wrong in all others."""
+    """Right in the first `count` draft tokens, and wrong in all others."""
 
     def guess(known: Sequence[int], coming: Sequence[int], limit: int) -> Sequence[int]:
         return [(token + (place >= count)) % VOCAB_SIZE for place, token in enumerate(coming)]
@@ -136,7 +142,7 @@ def nothing_right(known: Sequence[int], coming: Sequence[int], limit: int) -> Se
 
 
 def anything(source: random.Random) -> Guess:
-    """As many guesses as chance has it, about half of them right."""
+    """A random number of draft tokens, about half of them right."""
 
     def guess(known: Sequence[int], coming: Sequence[int], limit: int) -> Sequence[int]:
         count = source.randint(0, limit)

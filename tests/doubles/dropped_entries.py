@@ -5,8 +5,8 @@
     entries    0  1  .  .  .  .  6  7  8        pages 3 and 9 are dropped: 7 4 6
     index      0  1              2  3  4
 
-Nothing of the package drops entries. `DroppingGroup` does, while `KINDS` of
-`aioserve.kv.groups.making` has it.
+The package drops no entries. `DroppingGroup` does, while it is in `KINDS` of
+`aioserve.kv.groups.making`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aioserve.paging.pages import capacity_tokens, full_pages
 __all__ = ["MOST_PAGES", "DroppingGroup", "drop_pages", "positions_kept"]
 
 MOST_PAGES = 4
-"""Full pages of which a `DroppingGroup` drops the second, before the next token is planned."""
+"""Full pages at which a `DroppingGroup` drops the second one, before the next token is planned."""
 
 
 def drop_pages(pool: PagePool, lease: KVLease, first: int, end: int) -> None:

@@ -1,7 +1,7 @@
 """`FakeEngine`: an `EngineLike` without a scheduler, which gives every request one answer.
 
 The second implementation of the contract: a server over it shows that a server needs no more. It
-refuses what it doesn't do, so that nothing is taken and ignored.
+refuses everything that it doesn't do, so that nothing is accepted and ignored.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ __all__ = ["FakeEngine"]
 HIDDEN = 8
 """Numbers of an embedding."""
 OF_DRAWING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "seed")
-"""Parameters that change nothing where there is one answer."""
+"""Parameters that change nothing, since there is only one answer."""
 TAKEN = (*OF_DRAWING, "n", "max_tokens", "logprobs", "prompt_logprobs")
 IDENTITY = ("tenant", "cache_salt", "request_id")
 """Options that say on whose behalf a request comes."""
 
 
 class FakeEngine:
-    """Answers each prompt with `answer`, a token for each byte. With `stalls_after` no request gets
-    further than so many tokens. `facts` replace fields of its `ModelFacts`."""
+    """Answers each prompt with `answer`, a token for each byte. With `stalls_after`, no request
+    gets further than that many tokens. `facts` replace fields of its `ModelFacts`."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class FakeEngine:
         early_stopping: bool | str = False,
         **options: Any,
     ) -> tuple[Beam, ...]:
-        """The answer, and shorter and shorter parts of it."""
+        """Return the answer, and shorter and shorter parts of it."""
         _check_options(options)
         ids = tuple(self._answer)[:max_tokens]
         beams: list[Beam] = []
@@ -220,7 +220,7 @@ class FakeEngine:
     async def relevance(
         self, pairs: Sequence[tuple[str, str]], *, instruction: str | None = None, **options: Any
     ) -> tuple[npt.NDArray[np.float32], Usage]:
-        """The share of a query's words that the document has."""
+        """Share of a query's words that the document has."""
         _check_options(options)
         shares = [np.mean([word in text for word in query.split()]) for query, text in pairs]
         return np.array(shares, np.float32), Usage(len(pairs), 0)
@@ -256,7 +256,7 @@ class FakeEngine:
 
 
 def ids_of(prompt: Any) -> list[int]:
-    """A byte each of a text, or of the contents of messages; ids as they are."""
+    """One id per byte of a text, or of the contents of messages; ids as they are."""
     if isinstance(prompt, str):
         return list(prompt.encode())
     if prompt and isinstance(prompt[0], Mapping):

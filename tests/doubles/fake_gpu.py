@@ -1,4 +1,5 @@
-"""A GPU without one: streams that run at their own pace, events, and memory that notices races.
+"""A GPU without hardware: streams that run at their own pace, events, and memory that notices
+races.
 
     gpu = FakeGpu(seed=7)                     on a simulated loop: work takes virtual time
     worker = CudaWorker(gpu, model)
@@ -6,14 +7,16 @@
     ...
     assert not gpu.violations
 
-Work on one stream is done in order, each piece after a random while; between streams there is no
-order but by events. Each piece knows what is certain to have come before it: what its stream did,
-what the events say that its stream waited for, and what the host had heard of when it was enqueued.
-Where a piece touches memory that another stream wrote, or writes what another one read, and that
-isn't certain to have come before, this is a violation, whichever of the two was first this time.
+Work on one stream is done in order, each piece after a random while. Between streams only events
+make an order. Each piece knows all work that is certain to have come before it. This is the work of
+its stream, of events that the stream waited for, and all that the host knew when the piece was
+enqueued.
 
-The host can break its side as well: what is copied from pinned memory must stay until it is copied,
-and what is copied to it is poison until then.
+Suppose a piece touches memory that another stream wrote, or writes memory that another one read. If
+that access isn't certain to have come before, this is a violation, whichever was first this time.
+
+The host can break its side as well. A source in pinned memory must stay until it is copied, and a
+target is poison until then.
 """
 
 from __future__ import annotations
@@ -54,11 +57,11 @@ KEPT_HISTORY = 256
 Kernel = Callable[["Access"], None]
 Touches = dict[int, npt.NDArray[np.int64]]
 Clock = list[int]
-"""For each stream, how many of its pieces of work are certain to be done."""
+"""Number of pieces of work that are certain to be done, for each stream."""
 
 
 class FakeGpu:
-    """A `Device`. On a simulated loop it is made on that loop; elsewhere `later(seconds, call)`
+    """A `Device`. On a simulated loop it is made on that loop. Elsewhere `later(seconds, call)`
     makes calls on threads, and `synchronize` blocks."""
 
     name: str = "fake gpu"
@@ -71,21 +74,20 @@ class FakeGpu:
         op_seconds: float | Callable[[str], float] = 0.002,
         later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
-        """`op_seconds`: the longest that a piece of work takes, or how long those of a name do."""
+        """`op_seconds` is the longest time of a piece of work, or returns the time for a name."""
         self.violations: list[str] = []
-        """What was touched without an order, or changed too early."""
+        """Accesses without an order, and memory changed too early."""
         self.failure: str | None = None
-        """What broke the device."""
+        """Message about what broke the device."""
         self.num_launches: int = 0
         self.num_replays: int = 0
         self.num_captures: int = 0
         self.num_synchronized: int = 0
-        """Calls of `synchronize`, which has nothing to wait for: all work is on the streams of a
-        runner."""
+        """Calls of `synchronize`, which never waits: all work is on the streams of a runner."""
         self.num_frees: int = 0
         """Calls of `free_cached_memory`."""
         self.known: Clock = [0] * MAX_STREAMS
-        """What the host has heard of."""
+        """Work that the host knows to be done."""
         self.changed: threading.Condition = threading.Condition(threading.RLock())
         self.may_block: bool = later is not None
         self.later: Callable[[float, Callable[[], None]], object] = (
@@ -98,7 +100,7 @@ class FakeGpu:
         self.history: deque[str] = deque(maxlen=KEPT_HISTORY)
         """Names of the pieces of work that were done last."""
         self.captured: list[Kernel] | None = None
-        """What is launched while a graph is captured."""
+        """Kernels launched while a graph is captured."""
         self.on_failure: list[Callable[[], None]] = []
         self._op_seconds = op_seconds
         self._faults = faults
@@ -158,7 +160,7 @@ class FakeGpu:
 
     @property
     def current_stream(self) -> FakeStream:
-        """The one that this thread launches on."""
+        """The stream that this thread launches on."""
         return self.stack[-1]
 
     @property
@@ -168,12 +170,12 @@ class FakeGpu:
         return self._streams.stack
 
     def check(self) -> None:
-        """Raise if the device is broken, as every call does then."""
+        """Raise if the device is broken, as every call then does."""
         if self.failure is not None:
             raise RuntimeError(self.failure)
 
     def draw_fault(self, name: str) -> GpuFault | None:
-        """For the launch of a kernel, which is counted."""
+        """Draw a fault for the launch of a kernel, and count it."""
         launch = self.num_launches
         self.num_launches += 1
         fault = self._faults.draw(launch, self.source)
@@ -184,13 +186,13 @@ class FakeGpu:
         return fault
 
     def seconds_of(self, name: str) -> float:
-        """How long a piece of work takes."""
+        """Seconds that a piece of work takes."""
         if callable(self._op_seconds):
             return self._op_seconds(name)
         return self.source.uniform(0.0, self._op_seconds)
 
     def break_for_good(self, why: str) -> None:
-        """From here on nothing is done, and every call fails."""
+        """Break the device: from here on nothing is done, and every call fails."""
         with self.changed:
             if self.failure is None:
                 self.failure = why
@@ -205,9 +207,9 @@ class FakeGpu:
 
 
 class FakeMemory:
-    """Memory of the device: one-dimensional, with a record of who touched what for the last time.
+    """Memory of the device: one-dimensional, with a record of the last access of each stream.
 
-    `unit`: elements that are told apart together.
+    Elements are told apart in groups of `unit`.
     """
 
     def __init__(self, name: str, array: npt.NDArray[Any], *, unit: int = 1) -> None:
@@ -215,11 +217,11 @@ class FakeMemory:
         self.array = array
         self.unit = unit
         self.reads: Touches = {}
-        """Stream -> for each unit, the number of the last piece of its work that read it."""
+        """Maps a stream to the number of its last piece of work that read each unit."""
         self.writes: Touches = {}
 
     def note(self, touches: Touches, stream: int, cells: Any, at: int) -> None:
-        """That a stream's piece of work numbered `at` touched these units."""
+        """Note that a stream's piece of work numbered `at` touched these units."""
         if stream not in touches:
             touches[stream] = np.zeros(-(-len(self.array) // self.unit), np.int64)
         touches[stream][cells] = at
@@ -232,7 +234,7 @@ class FakePinned(msgspec.Struct):
 
 
 class Access:
-    """What a kernel touches memory through. `where` counts elements: a slice, or an array."""
+    """Access of a kernel to memory. `where` counts elements: a slice, or an array."""
 
     def __init__(
         self, gpu: FakeGpu, stream: int, name: str, clock: Clock, fault: GpuFault | None
@@ -289,7 +291,7 @@ class FakeEvent:
 
     @property
     def seconds(self) -> float:
-        """When it was done. Raises unless it is, and is timed."""
+        """Time when it was done. Raises unless it is done, and is timed."""
         mark = self.mark
         if not self._timed or mark is None or not mark.done:
             raise RuntimeError("the time of an event that isn't timed, or isn't done")
@@ -326,13 +328,13 @@ class _Mark:
     def __init__(self) -> None:
         self.done = False
         self.seconds: float = 0.0
-        """When it was."""
+        """Time when it was done."""
         self.clock: Clock = []
         self.when_done: list[Callable[[], None]] = []
 
 
 class _Work(msgspec.Struct):
-    """A piece of what a stream does. Without a kernel it takes no time."""
+    """A piece of a stream's work. Without a kernel it takes no time."""
 
     name: str
     known: Clock
@@ -377,7 +379,7 @@ class FakeStream:
         self._enqueue("a copy to the host", copy)
 
     def launch(self, name: str, kernel: Kernel) -> None:
-        """Run a kernel, or have it captured."""
+        """Run a kernel, or capture it."""
         gpu = self._gpu
         gpu.check()
         if gpu.captured is not None:
@@ -406,7 +408,7 @@ class FakeStream:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Begin the next piece of work, if it can."""
+        """Begin the next piece of work, if possible."""
         gpu = self._gpu
         while self._work and not self._busy and gpu.failure is None:
             work = self._work[0]
@@ -433,7 +435,7 @@ class FakeStream:
                 self._go_on()
 
     def _do(self) -> None:
-        """The first piece of work, now."""
+        """Do the first piece of work now."""
         gpu, work, clock = self._gpu, self._work.popleft(), self._clock
         _merge(clock, work.known)
         if work.after is not None:

@@ -1,9 +1,9 @@
 """The arithmetic of `FakeDevice` on a `FakeGpu`, from memory that only its streams write.
 
-A step is packed into 64-bit words, copied to the device, and computed by three kernels there: the
-tokens, which slots may have to fill in; what is kept of them in the pages; and the samples. So what
-`expected_tokens` and `expected_logprobs` say holds for a runner that brings the right words at the
-right time, and for few others.
+A step is packed into 64-bit words, copied to the device, and computed by three kernels there. They
+compute the tokens, which may come from slots, the entries kept in the pages, and the samples. So
+`expected_tokens` and `expected_logprobs` hold for a runner that brings the right words at the right
+time, and for few others.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ __all__ = ["FakeGpuModel", "FakeStepModel"]
 
 NO_SLOT = -1
 VARIANTS = ("greedy", "drawn")
-"""Another kernel for steps in which no row has a temperature."""
+"""Steps in which no row has a temperature use another kernel."""
 FORWARD = "forward"
-"""The variant of padded steps whose log-probabilities are wanted: samples come behind the graph."""
+"""Variant of padded steps whose log-probabilities are wanted: samples come after the graph."""
 NAN_STATUS = 1
 
 Words = npt.NDArray[np.int64]
@@ -60,9 +60,8 @@ Words = npt.NDArray[np.int64]
 class FakeStepModel:
     """A `StepModel`. The last page and the last slot are for padding.
 
-    There are no logits that could be changed before a draw, and no most likely tokens: steps that
-    ask for the one raise ValueError, and log-probabilities come without the others, as those of
-    `FakeDevice` do.
+    There are no logits to change before a draw, and no most likely tokens. Steps that ask for edits
+    raise ValueError, and log-probabilities come without alternatives, like those of `FakeDevice`.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class FakeStepModel:
         max_rows: int,
         max_model_len: int,
     ) -> None:
-        """`max_rows`: of a step, sequences or samples, padding included."""
+        """`max_rows` counts the sequences or samples of a step, padding included."""
         self.gpu = gpu
         self.page_size = page_size
         self.num_groups = 1
@@ -97,7 +96,7 @@ class FakeStepModel:
         )
         self.tokens: FakeMemory = FakeMemory("tokens", np.full(max_tokens, -1, np.int64))
         self.keep: Callable[[Access, Words, npt.NDArray[np.uint64]], None] | None = None
-        """Called in each step with the places of its tokens and what is kept of them there."""
+        """Called in each step with the places of its tokens and their kept entries."""
         self.weights: npt.NDArray[np.uint64] = weights_of(2 * max_model_len)
 
     def pack(self, step: StepArrays, target: HostMemory, padded_to: int | None) -> _Packed:
@@ -138,7 +137,7 @@ class FakeStepModel:
         return msgspec.structs.replace(packed, is_sampled_apart=apart)
 
     def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> _Packed:
-        """One token at position 0 of the page for padding, for each."""
+        """Pack one token at position 0 of the page for padding, for each padded sequence."""
         zeros, after = np.zeros(padded_to, np.int64), np.arange(padded_to)
         parts = (
             [zeros],
@@ -192,13 +191,13 @@ class FakeStepModel:
 
 
 class _Packed(msgspec.Struct, frozen=True):
-    """Sizes of a packed step, which a graph of it has for ever."""
+    """Sizes of a packed step, which a graph of it keeps for ever."""
 
     model: FakeStepModel
     sizes: tuple[int, ...]
     """Words of each part, in the order of `pack`."""
     width: int
-    """Of the page table."""
+    """Width of the page table."""
     draws: str
     is_sampled_apart: bool = False
 
@@ -242,7 +241,7 @@ class _Packed(msgspec.Struct, frozen=True):
         access.write(self.model.tokens, np.arange(len(ids)), ids)
 
     def _write(self, inputs: FakeMemory, access: Access) -> None:
-        """Sequence by sequence: one may read what one before it writes."""
+        """Write sequence by sequence, since one may read what an earlier one writes."""
         model, size = self.model, self.model.page_size
         ids = access.read(model.tokens, np.arange(self.sizes[0]))
         locations = self._words(access, inputs, 2)
@@ -315,8 +314,8 @@ class _Packed(msgspec.Struct, frozen=True):
 
 
 def _logprobs_wanted(step: StepArrays) -> tuple[Words, Words]:
-    """Of which rows of logits, and of which tokens behind the last of these. Raises ValueError for
-    a step that would change logits."""
+    """Wanted rows of logits, and the tokens behind the last of these. Raises ValueError for a step
+    that would change logits."""
     extras = step.extras
     if extras is not None and extras.edits is not None:
         raise ValueError(
@@ -344,21 +343,22 @@ class FakeGpuModel:
         hung_seconds: float = HUNG_SECONDS,
         drafts: Callable[[FakeStepModel, int], StepFollower] | None = None,
     ) -> None:
-        """`drafts` makes what follows the steps of such a model, which batches of so many tokens
-        may be computed for at once."""
+        """`drafts` makes a follower of the model's steps, for batches of at most the given number
+        of tokens."""
         self.num_pages = num_pages
         self.max_model_len = max_model_len
         self.graph_sizes: tuple[int, ...] = tuple(graph_sizes)
         self.capture_at_start = capture_at_start
         self.hung_seconds = hung_seconds
         self.captured: list[tuple[int, int]] = []
-        """What was told of the capturing of graphs at the start."""
+        """Reports about the capturing of graphs at the start."""
         self._drafts = drafts
         self._make_gpu = partial(FakeGpu, seed=seed, faults=faults, op_seconds=op_seconds)
         self.gpu: FakeGpu | None = None
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
-        """As an engine calls it; the engine's `num_pages` and `max_model_len` take precedence."""
+        """Load as an engine calls it. The engine's `num_pages` and `max_model_len` take
+        precedence."""
         num_pages = config.num_pages or self.num_pages
         max_model_len = min(
             config.max_model_len or self.max_model_len, num_pages * config.page_size

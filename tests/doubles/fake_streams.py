@@ -1,4 +1,4 @@
-"""Streams of a `FakeEngine`: one answer, a token for each byte, given out as it is asked for."""
+"""Streams of a `FakeEngine`: one answer, a token for each byte, given out on demand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOGPROB = -1.0
 
 
 class FakeRequest:
-    """One request: its answers, and how far they were given out."""
+    """One request: its answers, and the part of them that was given out."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class FakeRequest:
         )
 
     async def take(self, num_tokens: int) -> list[Token]:
-        """The next tokens; none at the end. Raises what ended the request."""
+        """Return the next tokens; none at the end. Raises the error that ended the request."""
         if self.num_given == self._stalls_after < len(self._tokens):
             await self._has_ended.wait()
         await asyncio.sleep(0)
@@ -98,7 +98,7 @@ class FakeRequest:
         self._end(FinishReason.ABORT)
 
     def end(self, error: AioserveError) -> None:
-        """End it with an error, which readers get."""
+        """End the request with an error, which readers get."""
         self.error = error
         self._end(FinishReason.ERROR)
 
@@ -206,7 +206,7 @@ class FakeChatStream(_FakeStream):
 
 
 def text_of(ids: bytes | Sequence[int]) -> str:
-    """Text of the characters that are whole."""
+    """Text of the complete characters."""
     return bytes(ids).decode("utf-8", "ignore")
 
 

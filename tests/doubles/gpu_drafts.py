@@ -1,4 +1,4 @@
-"""Draft models and heads beside a `FakeStepModel`, which guess what it draws, if their pages are in
+"""Draft models and heads beside a `FakeStepModel`, which predict its draws if their pages are in
 order."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FakeStatePages:
         """Copies that no stream has made yet."""
 
     def put(self, access: Access, places: Any, states: npt.NDArray[np.uint64]) -> None:
-        """For a kernel."""
+        """Put states into places, in a kernel."""
         access.write(self.memories[0], places, states)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
@@ -56,7 +56,7 @@ class FakeStatePages:
             make()
         source, target = self._memories(copy)
         access.read(source, self._places(copy.source)[: copy.num_tokens])
-        # Where it was made ahead of its turn it has its order with others nevertheless.
+        # Even a copy made ahead of its turn keeps its order with others.
         places = self._places(copy.target)
         access.write(target, places, target.array[places])
 
@@ -73,7 +73,8 @@ class FakeStatePages:
         return np.arange(page * self.page_size, (page + 1) * self.page_size)
 
     def at(self, locations: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Nothing but copies of the same step can be on the stream, behind which this is."""
+        """Make the copies that are left. Only copies of the same step can be on the stream before
+        this."""
         while self._left:
             self._left.pop(0)()
         states = self.memories[0].array[locations].view(np.int64)
@@ -97,7 +98,7 @@ def model_beside(decoder: DraftDecoder, model: FakeStepModel, most_tokens: int) 
 
 
 def head_beside(head: HeadOfEntries, model: FakeStepModel, most_tokens: int) -> DraftHead:
-    """It reads what steps of the model keep of their tokens."""
+    """Make a head that reads the entries that steps of the model keep of their tokens."""
     size, num_host_pages = model.page_size, len(model.host_kv.array) // model.page_size
     states = FakeStatePages(model.gpu, model.num_pages + 1, num_host_pages, size)
     model.keep = states.put
@@ -111,8 +112,8 @@ def head_beside(head: HeadOfEntries, model: FakeStepModel, most_tokens: int) -> 
 
 
 class ModelPlugin:
-    """Has the drafter `beside`: what `make` has made for a `FakeGpuModel`, whose `drafts` this
-    is."""
+    """Offers the drafter `beside`, which `make` makes for a `FakeGpuModel` with this plugin as its
+    `drafts`."""
 
     def __init__(self, make: Callable[[FakeStepModel, int], ComputedDrafter]) -> None:
         self._make = make

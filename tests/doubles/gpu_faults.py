@@ -1,4 +1,4 @@
-"""What can go wrong with a launch on a `FakeGpu`, as values that it is given."""
+"""Faults of launches on a `FakeGpu`, as values that it is given."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ class GpuFault(Enum):
     HANGS = "hangs"
     """Its work never ends."""
     BAD_ROW = "bad row"
-    """If it samples, one row's logits are NaN."""
+    """One row's logits are NaN, if it samples."""
 
 
 class GpuFaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Which launches go wrong and how: those numbered in `at`, counted from 0, and others by chance
-    at the `rates` (0 to 1, together at most 1), drawn from the device's seed. Captures numbered in
-    `uncapturable` fail."""
+    """Faults by launch. Launches numbered in `at`, counted from 0, go wrong, and others by chance.
+
+    `rates` are 0 to 1 and together at most 1, drawn from the device's seed. Captures numbered in
+    `uncapturable` fail.
+    """
 
     at: Mapping[int, GpuFault] = {}
     rates: Mapping[GpuFault, float] = {}
     uncapturable: frozenset[int] = frozenset()
 
     def draw(self, launch: int, source: random.Random) -> GpuFault | None:
-        """What goes wrong with that launch."""
+        """Draw the fault of a launch; None for no fault."""
         chance = source.random()
         if launch in self.at:
             return self.at[launch]

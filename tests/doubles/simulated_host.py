@@ -1,4 +1,4 @@
-"""The host's part of a `FakeGpu` on a simulated loop: calls of the loop in the place of threads."""
+"""The host's part of a `FakeGpu` on a simulated loop: calls of the loop in place of threads."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SimulatedHandler:
 
 
 class SimulatedWaiting:
-    """Hears of events, where a thread would sleep in them."""
+    """Hears of events, where a thread would sleep until they are done."""
 
     def __init__(self, gpu: FakeGpu, callbacks: LoopCallbacks, handler: SimulatedHandler) -> None:
         self._gpu = gpu

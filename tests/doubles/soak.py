@@ -2,10 +2,10 @@
 
     python -m tests.doubles.soak --requests 1000000 --seed 7 --max-seconds 600
 
-Requests share prefixes, continue earlier answers, ask for several samples, leave early, are
-cancelled, or read slowly; steps take random times and fail; pages are scarce. Each batch is one
-engine with options of its own, whose state is checked all the while. Prints what was found, and
-ends with status 1 if that is anything.
+Requests share prefixes, continue earlier completions, ask for several samples, leave early, are
+cancelled, or read slowly. Steps take random times and fail, and pages are scarce. Each batch is one
+engine with options of its own, whose state is checked all the time. Prints the findings, and ends
+with status 1 if there are any.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ RATES = {
 
 
 class Findings(msgspec.Struct):
-    """What a run came to. All but the first two should be 0."""
+    """Findings of a run. All but the first two should be 0."""
 
     requests: int = 0
     steps: int = 0
@@ -62,11 +62,11 @@ class Findings(msgspec.Struct):
     """Terminal events that were lost or doubled."""
     wrong_tokens: int = 0
     failed_steps: int = 0
-    """Requests that ended since a step failed which was not to fail."""
+    """Requests that ended because of a failed step that should not have failed."""
     broken: int = 0
     """Batches that ended with an exception: broken invariants, a deadlock, a failed engine."""
     faults: list[str] = []
-    """What went wrong, in words, and how to repeat it."""
+    """Failures in words, and how to repeat them."""
 
     def add(self, other: Findings) -> None:
         for field in msgspec.structs.fields(self):
@@ -75,7 +75,7 @@ class Findings(msgspec.Struct):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command; return its exit status."""
     options = _parse(arguments)
     started = time.monotonic()
     total = Findings()
@@ -187,7 +187,7 @@ async def _check(engine: Engine) -> None:
 async def _call(
     checker: StreamChecker, source: _Source, draw: random.Random, caller: int, count: int
 ) -> None:
-    """One caller: some requests, one after the other."""
+    """Act as one caller: some requests, one after the other."""
     for index in range(count):
         request_id = f"{caller}.{index}"
         prompt, params = source.request()
@@ -210,7 +210,7 @@ async def _call(
 
 
 class _Source:
-    """Requests that share prefixes, continue earlier ones, or are the same once more."""
+    """Requests that share prefixes, continue earlier ones, or are repeated."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
@@ -240,7 +240,7 @@ class _Source:
 
 
 class _Whimsical(SchedulingPolicy):
-    """Anything that is allowed, and now and then something that isn't."""
+    """Gives any allowed answer, and now and then an invalid one."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
@@ -289,7 +289,7 @@ def _options(draw: random.Random) -> dict[str, Any]:
         "stall_timeout_seconds": draw.choice([0.25, 60.0]),
     }
     if not options["prefix_caching"]:
-        # An engine refuses what would have no effect without the cache.
+        # An engine refuses options that have no effect without the cache.
         options["eviction"] = "lru"
         options["preemption"] = "swap" if num_host_pages else "auto"
     return options

@@ -1,4 +1,4 @@
-"""The fake GPU does its work in the order that events make, and notes whatever has none."""
+"""The fake GPU does its work in the order that events make, and notes accesses without an order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def reads(memory: FakeMemory, into: list[Any], where: Any = ALL) -> Callable[[Ac
 
 
 def simulate(body: Callable[[FakeGpu, FakeStream, FakeStream], Any], seed: int = 0) -> FakeGpu:
-    """`body` enqueues work on two streams; the GPU after all of that is done."""
+    """Let `body` enqueue work on two streams; return the GPU after all of it is done."""
     gpus: list[FakeGpu] = []
 
     async def main() -> None:
@@ -64,7 +64,7 @@ def test_work_on_one_stream_is_done_in_order_and_between_streams_in_any():
 @pytest.mark.parametrize("kind", ["write, read", "read, write", "write, write"])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_streams_that_touch_the_same_place_need_an_event(kind, ordered, seed):
-    """Without it there is a violation, whichever comes first this time."""
+    """A missing event is a violation, whichever access comes first this time."""
     memory, seen = numbers(), []
     first, second = kind.split(", ")
     kernels = {"read": reads(memory, seen), "write": writes(memory, 7)}
@@ -113,7 +113,7 @@ def test_what_the_host_has_heard_of_comes_before_what_it_enqueues_then(heard):
 
 
 def test_a_wait_is_for_the_recording_that_there_was():
-    """One that comes later is waited for by nobody, and one that never came by nothing."""
+    """No one waits for a later recording, and nothing waits for one that never came."""
     memory, seen = numbers(), []
 
     def body(gpu: FakeGpu, one: FakeStream, two: FakeStream) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler of the tests' engines, by which guesses are made as long as they come true."""
+"""Scheduler of the tests' engines, which asks for draft tokens as long as they are right."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["UnmeasuredScheduler"]
 
 
 class _Unmeasured(DraftLengths):
-    """Hears nothing of what steps and drafters cost."""
+    """Ignores the costs of steps and drafters."""
 
     def took(self, *args: Any, **options: Any) -> None:
         return
 
 
 class UnmeasuredScheduler(Scheduler):
-    """Scheduler that measures nothing for the number of guesses if the loop's clock is the
-    machine's. With measures, the machine's other work would decide about guesses."""
+    """Scheduler that measures nothing for the number of draft tokens if the loop's clock is the
+    machine's. With measures, the machine's other work would decide about draft tokens."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

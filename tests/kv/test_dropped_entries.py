@@ -14,7 +14,7 @@ IDS = np.arange(14, dtype=np.int32)
 
 
 def lease_of(memory: KVMemory, *, drops: bool = True) -> KVLease:
-    """All of `IDS` in pages of four tokens, of which the second is dropped."""
+    """Lease of all of `IDS` in pages of four tokens, of which the second is dropped."""
     lease = KVLease()
     assert memory.begin(lease, memory.claims.claim(lease, IDS), 0)
     memory.advance(lease, len(IDS) - lease.computed, 0)

@@ -40,7 +40,7 @@ class Cache:
         self.tree = PrefixTree(*pools, strategy=strategy)
 
     def serve(self, text: str) -> None:
-        """A request for `text` comes and goes."""
+        """Serve a request for `text` from start to end."""
         ids = np.array([ord(letter) for letter in text], np.int32)
         match = self.tree.match(b"", ids)
         self.pool.retain(match.page_ids)
@@ -51,7 +51,7 @@ class Cache:
         self.tree.sanity_check()
 
     def evicted(self, names: str) -> str:
-        """The first letters of `names` in the order in which they go, a page at a time."""
+        """First letters of `names` in the order of their eviction, a page at a time."""
         gone = ""
         while self.tree.evict(1, self.pool.done_step + 1).count:
             self.tree.sanity_check()
@@ -178,7 +178,7 @@ def test_a_strategy_may_fail_in_the_middle_of_an_eviction() -> None:
 
 
 def test_ctrl_c_in_a_strategy_comes_after_the_operation(caplog) -> None:
-    """On the main thread alone: there Python runs what handles signals."""
+    """Holds only on the main thread, where Python runs signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("signals are handled on the main thread")
 

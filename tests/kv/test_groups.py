@@ -1,4 +1,4 @@
-"""What each kind of group needs, against a plain count of what tokens see."""
+"""Pages that each kind of group needs, compared with a plain count of the tokens seen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aioserve.paging.layout import group_specs
 from aioserve.paging.pages import tokens_of_sequence
 
 WINDOWS = st.one_of(st.just(0), st.integers(1, 40))
-"""0: a group that keeps all positions."""
+"""Window of a group; 0 for one that keeps all positions."""
 
 
 def group_of(page_size: int, window: int, width: int = 1) -> Group:

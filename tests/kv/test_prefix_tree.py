@@ -24,7 +24,7 @@ def int32(*values: int) -> np.ndarray:
 
 
 class Cache:
-    """A tree with its pools, and requests that do what a scheduler has them do."""
+    """A tree with its pools, and requests that act as under a scheduler."""
 
     def __init__(
         self, num_pages: int = 16, *, host: int | None = None, strategy: str = "lru"
@@ -42,7 +42,8 @@ class Cache:
     def start(
         self, text: str, step: int = NO_STEP, namespace: bytes = b""
     ) -> tuple[int, np.ndarray]:
-        """Match `text`, publish the rest of its whole pages: the receipt and the page table."""
+        """Match `text` and publish the rest of its whole pages; return the receipt and the page
+        table."""
         match = self.match(text, namespace)
         self.pool.retain(match.page_ids)
         have = len(match.page_ids)
@@ -56,7 +57,7 @@ class Cache:
         self.pool.release(table, last_step)
 
     def serve(self, text: str, step: int = NO_STEP, namespace: bytes = b"") -> list[int]:
-        """One request from start to finish: the pages that hold its KV."""
+        """Run one request from start to finish; return the pages that hold its KV."""
         receipt, table = self.start(text, step, namespace)
         self.finish(receipt, table)
         self.check()
@@ -935,7 +936,8 @@ def test_a_page_that_was_moved_in_a_step_is_not_moved_again_in_it() -> None:
 
 
 class Windowed:
-    """A tree whose pages have one group page each, in steps that are done; nobody is served."""
+    """A tree whose pages have one group page each, in steps that are done. No requests are
+    served."""
 
     def __init__(self, num_host_pages: int) -> None:
         self.pool = PagePool(16, PAGE_SIZE, 1)
@@ -943,7 +945,7 @@ class Windowed:
         self.tree = PrefixTree(self.pool, self.host, needed_tokens=PAGE_SIZE)
 
     def publish(self, text: str, num_windows: int) -> None:
-        """With group pages of the last pages, so many."""
+        """Publish `text`, with group pages for its last `num_windows` pages."""
         match = self.tree.match(b"", ids(text))
         pages = self.pool.acquire(len(text) // PAGE_SIZE)
         windows = self.pool.acquire(num_windows)

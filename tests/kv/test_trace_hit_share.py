@@ -1,7 +1,7 @@
-"""The prefix tree finds as many blocks of a trace as were seen before: in made-up traces as many as
-a set of paths finds, in recorded ones as many as their publishers say.
+"""Shares of a trace's blocks that the prefix tree finds, of those seen before.
 
-The recorded traces are not in the repository; without them their tests are skipped.
+In made-up traces it finds as many as a set of paths, in recorded ones as many as their publishers
+say. The recorded traces are not in the repository; without them their tests are skipped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 
 
 def block_hit_share(requests: list[TraceRequest]) -> float:
-    """The share of blocks found in a tree that never evicts. A block is a page of one token, its
-    id."""
+    """Share of blocks found in a tree that never evicts. A block is a page of one token, its id."""
     num_blocks = sum(len(request.block_ids) for request in requests)
     pool = PagePool(num_blocks, page_size=1)
     tree = PrefixTree(pool)

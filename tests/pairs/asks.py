@@ -1,6 +1,6 @@
-"""Requests of the matrix, how they are read, and what they came to.
+"""Requests of the matrix, how they are read, and their results.
 
-An `Ask` says everything that may change a token; `give` sends it to an engine and reads it to its
+An `Ask` has everything that may change a token. `give` sends it to an engine and reads it to its
 end, late, or in part.
 """
 
@@ -29,22 +29,23 @@ class Ask:
     prompt: tuple[int, ...]
     params: SamplingParams
     way: str = "tokens"
-    """tokens, beams, or the pooling of an embedding: last, mean."""
+    """Way of the request: tokens, beams, or the pooling of an embedding: last, mean."""
     late: bool = False
-    """Nothing is read before all others are done."""
+    """True if nothing is read before all others are done."""
     leave_after: int | None = None
-    """The caller leaves after so many tokens, or steps where there are no tokens to count."""
+    """Number of tokens after which the caller leaves. Number of steps if there are no tokens to
+    count."""
     hints: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """What a policy looks at, and no token depends on."""
+    """Hints for a policy. No token depends on them."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What its result depends on."""
+        """Everything that its result depends on."""
         return (self.prompt, self.params, self.way)
 
     @property
     def most_tokens(self) -> int:
-        """The KV tokens that it can hold at once."""
+        """Most KV tokens that it can hold at once."""
         sequences = BEAM_WIDTH if self.way == "beams" else self.params.n
         answer = 1 if self.way in POOLINGS else self.params.max_tokens or 0
         return sequences * (len(self.prompt) + answer)
@@ -52,10 +53,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Brought:
-    """What a request came to."""
+    """Result of a request."""
 
     ids: tuple[tuple[int, ...], ...] = ()
-    """Of each sample."""
+    """Ids of each sample."""
     texts: tuple[str, ...] = ()
     reasons: tuple[FinishReason | None, ...] = ()
     stop_reasons: tuple[int | str | None, ...] = ()
@@ -64,18 +65,18 @@ class Brought:
     beams: tuple[Beam, ...] = ()
     vector: tuple[float, ...] = ()
     cached_tokens: int | None = field(default=None, compare=False)
-    """Prompt tokens found in the prefix cache, where that is told: 0 if it wasn't begun."""
+    """Prompt tokens found in the prefix cache, if reported; 0 if it wasn't begun."""
     drafted_tokens: int = field(default=0, compare=False)
-    """Guesses that steps verified for it."""
+    """Draft tokens that steps verified for it."""
     left: bool = field(default=False, compare=False)
-    """The caller left before the end."""
+    """True if the caller left before the end."""
 
     @property
     def num_tokens(self) -> int:
         return sum(map(len, self.ids))
 
     def begins(self, whole: Brought) -> bool:
-        """Whether it is the beginning of `whole`, as far as it was read."""
+        """True if it is the beginning of `whole`, as far as it was read."""
         return all(
             sample == of[: len(sample)] and text == of_text[: len(text)]
             for sample, of, text, of_text in zip(
@@ -86,11 +87,11 @@ class Brought:
 
 @dataclass(frozen=True)
 class Moments:
-    """When those who don't read at once do something."""
+    """Times at which callers act that don't read at once."""
 
     others_done: Callable[[], Awaitable[None]]
     steps: Callable[[int], Awaitable[None]]
-    """Wait until so many further steps are done, or none come."""
+    """Wait until that many further steps are done, or none come."""
 
 
 async def give(engine: Engine, ask: Ask, moments: Moments | None = None) -> Brought:

@@ -1,4 +1,4 @@
-"""Drafters that know the answers, and make the best and the worst of it."""
+"""Drafters that know the completions, and make the best and the worst of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Answers", "DrafterPlugin"]
 EOS_TOKEN_ID = 2
 
 Answers = Mapping[tuple[int, ...], Sequence[Sequence[int]]]
-"""All samples that come of a prompt, by its ids."""
+"""All samples of a prompt, by its ids."""
 
 
 class Moody(Drafter):
-    """Guesses for each sequence in another manner of `MANNERS`, by turns."""
+    """Drafts for each sequence in another manner of `MANNERS`, in turn."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -50,7 +50,7 @@ class Moody(Drafter):
         del self._known[slot], self._prompts[slot], self._manners[slot]
 
     def _coming(self, slot: int) -> list[int]:
-        """What stands behind the tokens so far in the sample that begins with them."""
+        """Tokens that follow in the sample that begins with the tokens so far."""
         prompt = self._prompts[slot]
         generated = self._known[slot][len(prompt) :]
         for sample in self._answers.get(prompt, ()):
@@ -60,7 +60,7 @@ class Moody(Drafter):
 
 
 Manner = Callable[[list[int], int, int], Sequence[int]]
-"""Guesses, from those that are right, the number of known tokens, and the most there may be."""
+"""Draft tokens, made from the right ones, the number of known tokens, and the limit."""
 
 
 def _right(coming: list[int], place: int, limit: int) -> Sequence[int]:
@@ -76,7 +76,7 @@ def _wrong(coming: list[int], place: int, limit: int) -> Sequence[int]:
 
 
 def _wrong_at_once(coming: list[int], place: int, limit: int) -> Sequence[int]:
-    """There is room for a branch."""
+    """Wrong at once, so that there is room for a branch."""
     return _wrong(coming[:1], place, limit)
 
 
@@ -85,7 +85,7 @@ def _anything(coming: list[int], place: int, limit: int) -> Sequence[int]:
 
 
 def _an_end(coming: list[int], place: int, limit: int) -> Sequence[int]:
-    """The answer is over, after one more token each time; and then it isn't."""
+    """Ends the completion after one more token each time, and goes on."""
     right = coming[: place % limit]
     return [*right, EOS_TOKEN_ID, *coming[len(right) + 1 :]][:limit]
 
@@ -114,7 +114,7 @@ MANNERS: tuple[Manner, ...] = (
 
 
 class DrafterPlugin:
-    """Offers `moody`, which knows these answers."""
+    """Offers `moody`, which knows these completions."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers

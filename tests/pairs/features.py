@@ -1,7 +1,7 @@
-"""The features whose pairs are tried. A new one joins by one entry in `FEATURES`.
+"""Features whose pairs are tried. A new one joins by one entry in `FEATURES`.
 
-An entry says which options of an engine it needs, how it changes requests, and how a run shows
-that it took place: a pair in which one of the two never happened proves nothing, and fails.
+An entry has the engine options that it needs, its changes to requests, and a check that it took
+place. A pair in which one of the two never happened proves nothing, and fails.
 """
 
 from __future__ import annotations
@@ -41,42 +41,44 @@ Changes = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """One feature, and how a run shows that it took place: by the names of the requests that met
-    it, or where that isn't known, by `happened`."""
+    """One feature, and how a run shows that it took place.
+
+    That is the names of the requests that met it, or if these aren't known, `happened`.
+    """
 
     met: Callable[[Seen], set[str]] | None = None
     met_early: Callable[[Seen], set[str]] | None = None
-    """The same of requests that met it in the middle of their prompt, where that is more."""
+    """Requests that met it in the middle of their prompt, if that is a stronger condition."""
     prompt_counts: tuple[bool, bool] = (False, False)
-    """Which of its two requests bring something of each token of their prompts: `met_early` is
-    about these."""
+    """True for each of its two requests that has results for each token of its prompt: `met_early`
+    is about these."""
     happened: Callable[[Seen], bool] = field(default=lambda seen: True)
     options: Callable[[Draw], dict[str, Any]] = field(default=lambda draw: {})
-    """Of the engine. Where both of a pair give the same one, the smaller value counts."""
+    """Options of the engine. If both features of a pair give one, the smaller value counts."""
     decides: Changes = field(default_factory=dict[str, Any])
-    """Options of the engine that may change tokens: a request alone has them as well."""
+    """Options of the engine that may change tokens. A request alone has them as well."""
     on_integers: bool = False
-    """It is about models with layers of integers."""
+    """True if it is about models with layers of integers."""
     tight: bool = False
-    """There are fewer pages than the requests of the scene need at once."""
+    """True if there are fewer pages than the requests of the scene need at once."""
     again: bool = False
-    """All requests come a second time when they have been answered."""
+    """True if all requests come a second time after their completions."""
     params: tuple[Changes, Changes] | None = None
-    """Changes of the `SamplingParams` of a greedy request and of one that is drawn."""
+    """Changes of the `SamplingParams` of a greedy request and of a sampled one."""
     ways: tuple[str, str] | None = None
     """`Ask.way` of two requests."""
     late: bool = False
     """`Ask.late` of its requests."""
     leaves: bool = False
-    """Callers leave its requests before their end."""
+    """True if callers leave its requests before their end."""
     resets: bool = False
-    """The prefix cache is forgotten again and again meanwhile."""
+    """True if the prefix cache is forgotten again and again meanwhile."""
     slow_masks: bool = False
-    """Masks of structured output come later than the draws that they are for."""
+    """True if masks of structured output come later than the draws that they are for."""
     never_met_by: frozenset[str] = frozenset()
-    """Features whose requests never meet it, in place of which it is seen beside them."""
+    """Features whose requests never meet it. It is then seen beside them."""
     group: str = ""
-    """An engine has at most one feature of each group."""
+    """Group of features of which an engine has at most one."""
 
     @property
     def changes_requests(self) -> bool:
@@ -87,7 +89,7 @@ class Feature:
 
 
 class ByHistory(LogitsProcessor):
-    """Every token of prompt and answer decides the next."""
+    """Processor in which every token of prompt and completion decides the next."""
 
     def process(self, prompt_ids, answer_ids, logits):
         logits[answer_ids] -= 2.0
@@ -115,7 +117,7 @@ SCHEMA = {
     "required": ["aab", "kind", "size"],
     "additionalProperties": False,
 }
-"""What is forced of it counts for penalties, and so decides which letters come next."""
+"""Its forced tokens count for penalties, and so decide which letters come next."""
 
 
 def _structured(**form: Any) -> Changes:
@@ -138,9 +140,11 @@ def _speculation(
     branches: bool = False,
     never_met_by: Sequence[str] = (),
 ) -> Feature:
-    """Steps verify guesses. Some requests have none, or may have none. `branches`: now and again
-    the drafter makes some, and they are verified. `{head}` in the drafter's options stands for the
-    directory of the model's head."""
+    """Feature of steps that verify draft tokens. Some requests have none, or may have none.
+
+    With `branches`, the drafter makes some now and then, and they are verified. The drafter's
+    options may contain `{head}`, which stands for the directory of the model's head.
+    """
 
     def options(draw: Draw) -> dict[str, Any]:
         max_tokens = draw.choice([1, 2, 4, 9])
@@ -305,7 +309,7 @@ FEATURES: dict[str, Feature] = {
 
 
 def why_no_pair(one: str, other: str) -> str | None:
-    """The reason for which these two are never together; None for a pair that is tried."""
+    """Reason why these two are never together; None for a pair that is tried."""
     group = FEATURES[one].group
     if one != other and group and group == FEATURES[other].group:
         return f"an engine has one {group}"
@@ -313,22 +317,22 @@ def why_no_pair(one: str, other: str) -> str | None:
 
 
 def why_not_of_size(one: str, other: str, page_size: int) -> str | None:
-    """The reason for which these two can't both take place with pages of so many tokens."""
+    """Reason why these two can't both take place with pages of `page_size` tokens."""
     if {one, other} in ({"swap", "prefix_cache"}, {"swap", "host_pool"}) and page_size == 1:
         return "the prefix cache has every page of a request, and nothing is left to swap"
     return None
 
 
 def why_not_of_model(one: str, other: str, *, has_integers: bool) -> str | None:
-    """The reason for which these two can't both take place with a model."""
+    """Reason why these two can't both take place with a model."""
     if not has_integers and (FEATURES[one].on_integers or FEATURES[other].on_integers):
         return "all layers are floats"
     return None
 
 
 def why_not_one_request(one: Feature, other: Feature) -> str | None:
-    """The reason for which no single request can have both; None where one can. They are side by
-    side in an engine all the same."""
+    """Reason why no single request can have both; None if one can. Requests with either still run
+    side by side in an engine."""
     if not (one.changes_requests and other.changes_requests) or one is other:
         return "only one of them changes requests"
     for each, beside in ((one, other), (other, one)):
@@ -340,7 +344,7 @@ def why_not_one_request(one: Feature, other: Feature) -> str | None:
 
 
 def _takes(one: Feature, beside: Feature) -> bool:
-    """Whether a request that goes another way than `stream` has what `beside` changes."""
+    """True if a request with another way than `stream` has the parameters that `beside` changes."""
     known = BEAM_DEFAULTS.keys() if one.ways == ("beams", "beams") else set()
     return not beside.ways and all(known >= changes.keys() for changes in beside.params or ())
 

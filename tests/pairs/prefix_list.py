@@ -1,6 +1,6 @@
-"""The prefix cache as a plain list: what a request must find, of all that was computed before.
+"""Prefix cache as a plain list: what a request must find, of everything computed before.
 
-Knows page sizes, and nothing of trees, pages or evictions.
+Knows page sizes. Must not know trees, pages or evictions.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ class PrefixList:
         self._kept: list[tuple[int, ...]] = []
 
     def add(self, ask: Ask, brought: Brought) -> None:
-        """`ask` has come to its end, or was left. The last token of an answer isn't computed."""
+        """Add `ask`, which has come to its end, or was left. The last token of a completion isn't
+        computed."""
         answers = [*brought.ids, *[beam.token_ids for beam in brought.beams]] or [()]
         for answer in answers:
             known = (*ask.prompt, *answer[:-1])
             if not answer and brought.left:
-                continue  # nobody knows how far its prompt has come
+                continue  # it is unknown how far its prompt has come
             self._kept.append(known[: len(known) // self._page_size * self._page_size])
 
     def hit_tokens(self, ask: Ask) -> int:
@@ -37,7 +38,7 @@ class PrefixList:
 
 
 def _usable(ask: Ask) -> int:
-    """Leading tokens whose keys and values alone are wanted: the last one is always computed, and
+    """Leading tokens of which only keys and values are wanted. The last one is always computed, and
     so are those whose logits or hidden states are asked for."""
     if ask.params.prompt_logprobs is not None or ask.way == "mean":
         return 0

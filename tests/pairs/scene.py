@@ -1,4 +1,4 @@
-"""A pair of features in one engine: its options, its requests, and what was seen of the run."""
+"""A pair of features in one engine: its options, its requests, and the observations of the run."""
 
 from __future__ import annotations
 
@@ -53,37 +53,37 @@ PLAIN: dict[str, Any] = {
     "reasoning_parser": "deepseek_r1",
     "plugins": [PLUGIN],
 }
-"""Options of every scene, where its features don't say otherwise."""
+"""Options of every scene, unless its features set others."""
 ALONE: dict[str, Any] = {**PLAIN, "jump_forward": False, "step_program": False}
-"""Nothing that could come between a request and its tokens."""
+"""Options without anything that could come between a request and its tokens."""
 MAX_TOKENS = 24
 LONGEST_TAIL = 9
 NEIGHBOURS = ("first", "second", "third", "fourth")
 """Names of plain requests, two each."""
 LIMITS: dict[str, dict[str, Any]] = {"second": {"min_p": 0.2}, "third": {"top_k": 3}}
-"""What some of them are drawn from, which must not count for whoever has their slots next."""
+"""Limits of some of them, which must not count for the next owners of their slots."""
 GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
 DRAWN = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "max_tokens": MAX_TOKENS, "ignore_eos": True}
 STEPS_BETWEEN_CHECKS = 5
 CHECKS_BETWEEN_RESETS = 3
 WAIT_SECONDS = 0.05
-"""For a step that may never come. How long decides no token."""
+"""Seconds to wait for a step that may never come. No token depends on it."""
 SLOW_MASK_SECONDS = 0.002
-"""How long a slow mask takes, which no step waits for. How long decides no token."""
+"""Seconds that a slow mask takes, which no step waits for. No token depends on it."""
 
 
 # -- requests
 
 
 def tokens(name: str, count: int, seed: int) -> tuple[int, ...]:
-    """Ids that depend on all of these, and end no answer."""
+    """Ids that depend on all of these arguments, and end no completion."""
     source = random.Random(f"{name} {seed}")
     return tuple([source.randrange(4, VOCAB_SIZE) for _ in range(count)])
 
 
 def _asks(name: str, changes: Sequence[Feature], seed: int, draw: random.Random) -> list[Ask]:
-    """Two requests that have all of `changes`: a greedy one, which begins as many others do, and
-    one that is drawn."""
+    """Two requests that have all of `changes`: a greedy one, which begins as many others do, and a
+    sampled one."""
     beginning = tokens("beginning", 20, seed)
     asks = []
     for index, base in enumerate((GREEDY, DRAWN)):
@@ -103,7 +103,7 @@ def _asks(name: str, changes: Sequence[Feature], seed: int, draw: random.Random)
 
 @dataclass(frozen=True)
 class Scene:
-    """What is played: `waves` one after the other, the requests of each at once or nearly so."""
+    """A scene: `waves` one after the other, with the requests of each at once or nearly so."""
 
     features: tuple[str, ...]
     options: dict[str, Any]
@@ -113,7 +113,7 @@ class Scene:
 
     @property
     def decides(self) -> dict[str, Any]:
-        """The options that may change tokens."""
+        """Options that may change tokens."""
         return {key: v for name in self.features for key, v in FEATURES[name].decides.items()}
 
     @property
@@ -130,7 +130,8 @@ class Scene:
 
 
 def scene_of(names: Sequence[str], page_size: int, seed: int, number: int = 0) -> Scene:
-    """Scene `number` of these features. `seed` decides the prompts, and all together the rest."""
+    """Make scene `number` of these features. `seed` decides the prompts, and all arguments together
+    the rest."""
     draw = random.Random(f"{names} {page_size} {seed} {number}")
     features = {name: FEATURES[name] for name in names}
     asks = [ask for name in NEIGHBOURS for ask in _asks(name, [], seed, draw)]
@@ -147,8 +148,8 @@ def scene_of(names: Sequence[str], page_size: int, seed: int, number: int = 0) -
             options[option] = min(options[option], value) if both else value
     if any(feature.tight for feature in features.values()):
         largest = max([ask.most_tokens for ask in asks])
-        # With small steps some are preempted in the middle of their prompts, and with overlap while
-        # a step in flight has the next part of one.
+        # With small steps some are preempted in the middle of their prompts. With overlap, a step
+        # in flight then has the next part of a prompt.
         prompts_count = any(any(feature.prompt_counts) for feature in features.values())
         chunks, spare = ([3], [2, 2, 36]) if prompts_count else ([2048, 5, 5], [2, 12, 36])
         options.setdefault("max_num_batched_tokens", draw.choice(chunks))
@@ -181,23 +182,23 @@ def _hints(place: int) -> dict[str, Any]:
 
 @dataclass
 class Seen:
-    """What there was to see of a run."""
+    """Observations of a run."""
 
     scene: Scene
     alone: dict[Ask, Brought]
     plain: dict[Ask, Brought]
-    """Results alone of each request, and of the same without what its features change."""
+    """Results of each request alone, and of the same without the changes of its features."""
     decided: int = 0
-    """Requests that have other tokens alone than without the options that may change them."""
+    """Number of requests whose tokens alone depend on the options that may change them."""
     results: list[list[tuple[Ask, Brought]]] = field(default_factory=list)
-    """Of each wave."""
+    """Results of each wave."""
     stats: EngineStats = None  # pyright: ignore[reportAssignmentType]
     policy: str = ""
     chunked: set[str] = field(default_factory=set)
     """Requests whose prompt was computed in parts."""
     most_waiting: int = 0
     most_ahead: int = 0
-    """Steps in flight when another one had been committed."""
+    """Most steps in flight when another one had been committed."""
     swapped: set[str] = field(default_factory=set)
     """Requests that waited on the host."""
     cached_on_host: int = 0
@@ -211,10 +212,10 @@ class Seen:
     """Requests that gave their pages back."""
     lost_in_flight: set[str] = field(default_factory=set)
     """Requests that gave them back while a step in flight computed the second or a later part of
-    their prompt: what that step brings is dropped, and what came before it isn't."""
+    their prompt. The results of that step are dropped, and those before it are kept."""
     leaked_pages: int = 0
     free: tuple[int, int] = (0, 0)
-    """Pages of all pools that are free in the end, and all there are."""
+    """Pages of all pools that are free in the end, and all pages."""
 
     @property
     def found_cached(self) -> set[str]:
@@ -230,7 +231,7 @@ class Seen:
 
     @property
     def num_right(self) -> int:
-        """Guesses that were right."""
+        """Draft tokens that were right."""
         return sum(self.stats.tokens_accepted_total)
 
     @property
@@ -238,12 +239,12 @@ class Seen:
         return sum(self.stats.tokens_drafted_total) - self.num_right
 
     def brought(self, feature: str) -> list[Brought]:
-        """By the requests with it."""
+        """Results of the requests with this feature."""
         every = [one for wave in self.results for one in wave]
         return [brought for ask, brought in every if feature in features_of(ask.name)]
 
     def changed(self, feature: str) -> bool:
-        """Whether a request has other tokens than without it."""
+        """True if a request has other tokens than without this feature."""
         return any(
             self.alone[ask].ids != self.plain[ask].ids
             for ask in self.plain
@@ -252,12 +253,12 @@ class Seen:
 
 
 def features_of(name: str) -> list[str]:
-    """Features that a request has, by its name."""
+    """Features of a request, by its name."""
     return name.rpartition("-")[0].split("+")
 
 
 def place_of(name: str) -> int:
-    """Which of the two requests of its features a request is, by its name."""
+    """Index of a request among the two of its features, by its name."""
     return int(name.rpartition("-")[2])
 
 
@@ -271,7 +272,7 @@ class Alone:
     async def results(
         self, asks: Sequence[Ask], decides: Mapping[str, Any] | None = None
     ) -> dict[Ask, Brought]:
-        """With these options of the engine, which may change tokens."""
+        """Results with these options of the engine, which may change tokens."""
         options = {**ALONE, **(decides or {})}
         known = self._known.setdefault(repr(decides or {}), {})
         missing = {ask.key: ask for ask in asks if ask.key not in known}
@@ -288,8 +289,8 @@ def head_of(model: str) -> str:
 
 
 def _pages_of_groups(model: str, scene: Scene) -> dict[str, Any]:
-    """Numbers of pages that hold as much as those of a scene do, each of which has all layers.
-    Where these are few, they hold the longest request, and at most another one like it."""
+    """Numbers of pages that hold as much as the scene's, each of which has all layers. If these are
+    few, they hold the longest request, and at most another one like it."""
     config, options = model_files(Path(model)).config(), scene.options
     layout = kv_layout(config.kv_layers(KV_FORMATS["float32"]), config.max_position_embeddings)
     num_pages, page_size = options["num_pages"], options["page_size"]
@@ -304,7 +305,7 @@ def _pages_of_groups(model: str, scene: Scene) -> dict[str, Any]:
 
 
 async def played(model: str, scene: Scene, alone: Alone) -> Seen:
-    """Play it. Raises what a request raises, and `InvariantError` where counts are off."""
+    """Play a scene. Raises what a request raises, and `InvariantError` if counts are off."""
     asks = scene.waves[0]
     without = {ask: _without_changes(ask) for ask in asks}
     results = await alone.results([*asks, *without.values()], scene.decides)
@@ -395,7 +396,7 @@ async def _play(
 
 
 class _Watching(Observer):
-    """Counts what happens, and checks the state every few steps."""
+    """Counts events, and checks the state every few steps."""
 
     def __init__(self, engine: Engine, seen: Seen) -> None:
         live = engine._lifecycle
@@ -445,7 +446,7 @@ class _Watching(Observer):
         self._seen.paused += sum(one.paused for one in self._scheduler.state.sequences.values())
 
     async def steps(self, count: int) -> None:
-        """As `Moments.steps`."""
+        """Implement `Moments.steps`."""
         until = self._steps + count
         while self._steps < until:
             stepped = self._stepped

@@ -1,4 +1,5 @@
-"""Every two features together: each request brings what it brings alone, and no page is left."""
+"""Every two features together: each request has the result that it has alone, and no page is
+left."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ from tests.pairs.scene import Alone, Seen, features_of, head_of, place_of, playe
 from tests.parity import tiny_models
 
 OF_INTEGERS = ("quantised", "act-order", "gguf")
-"""Layers of integers: beside floats and beside others of integers, with columns in the order of
-activations, and of each number of bits, with minimums and from a table."""
+"""Models with layers of integers: beside floats and beside other integers, with columns in the
+order of activations. They cover each number of bits, minimums, and a table."""
 FLOATS = (
     *("llama", "qwen3", "gemma3", "olmo3", "cohere2", "qwen2-moe", "gpt-oss"),
     "deepseek3-moe",
@@ -45,7 +46,7 @@ QUICK_CASES = 1
 FIRST_CASES = 100
 """Pairs, of some 470, that `make test` tries."""
 MOST_SCENES = 24
-"""Played until both features took place."""
+"""Most scenes played until both features took place."""
 
 
 def cases() -> list[object]:
@@ -72,7 +73,7 @@ def cases() -> list[object]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny matrices: threads only wait for each other."""
+    """Use one thread for tiny matrices, since more would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -103,7 +104,7 @@ def alone_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
 
 
 def write_eagle3_head(model: str) -> None:
-    """A head of random weights for a model, which is hardly ever right."""
+    """Write a head of random weights for a model. It is hardly ever right."""
     target = model_files(Path(model)).config()
     sizes = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
     layers = [0, 1, target.num_layers]
@@ -112,7 +113,7 @@ def write_eagle3_head(model: str) -> None:
 
 
 def write_gguf_of_bytes(directory: Path) -> Path:
-    """A model whose first tokens are the bytes. GGUF has no vocabulary without a merge."""
+    """Write a model whose first tokens are the bytes. GGUF has no vocabulary without a merge."""
     write_random_model(directory, CONFIG, dtype="float32")
     said = json.loads((directory / "tokenizer.json").read_text())
     vocab = said["model"]["vocab"]
@@ -137,7 +138,8 @@ def assert_as_alone(seen: Seen) -> None:
 
 
 def assert_hits(seen: Seen) -> None:
-    """The second wave finds what the list says; less where pages are short or are forgotten."""
+    """Check that the second wave finds what the list says, or less if pages are short or are
+    forgotten."""
     if not seen.scene.caches:
         return
     first, second = seen.results
@@ -158,8 +160,8 @@ def assert_hits(seen: Seen) -> None:
 
 
 def didnt_happen(seen: Seen) -> list[str]:
-    """What should have taken place and did not: each feature, and for the requests of one that
-    changes requests, the other."""
+    """Names of what should have taken place and did not: each feature, and for its requests the
+    other feature if that changes requests."""
     missing = []
     names = seen.scene.features
     for name in names:
@@ -195,8 +197,8 @@ def test_every_bundled_policy_and_drafter_is_among_the_features():
         if point.value.startswith("aioserve_plugins.")
     }
     named = {name for name, one in FEATURES.items() if one.group in ("policy", "drafter")}
-    # The drafter that is a model of its own, which none of these has, guesses as any other, and of
-    # the heads one stands for all.
+    # Of the drafters, `model` is left out, since none of these models has one and it drafts as any
+    # other. One of the heads stands for all.
     assert named - {"speculation", "eagle3"} == bundled - {"model", "heads"}
 
 

@@ -1,4 +1,4 @@
-"""The orders of bundled policies as defined: all that wait are looked at anew in each step.
+"""Orders of bundled policies by definition: all waiting requests are looked at anew in each step.
 
 What the policies keep from step to step must make no difference to this.
 """
@@ -26,7 +26,7 @@ class PlainPrompt:
 
 
 class PlainLookups:
-    """`WaitingPrompts` in plain words: with lists that are gone through."""
+    """`WaitingPrompts` in plain words, with lists that are searched."""
 
     def __init__(self, lookups: int) -> None:
         self.lookups = lookups
@@ -106,8 +106,8 @@ class PlainLookups:
 
 
 class PlainOrder:
-    """All by their ranks at the beginning of the step. Each is looked up in its turn, and if its
-    rank is greater then, it comes to its turn again."""
+    """All prompts by their ranks at the beginning of the step. Each is looked up in its turn, and
+    if its rank is greater then, it gets a later turn."""
 
     def __init__(self, lookups: int) -> None:
         self.lookups = PlainLookups(lookups)

@@ -33,11 +33,11 @@ BY_NAME = {
 
 
 LONG_BOUNDS = (CacheAware, Deadline, Priority, ShortestFirst)
-"""Whose defaults declare more than `check_policy` tries."""
+"""Policies whose defaults declare more than `check_policy` tries."""
 
 
 def planned(bench: Bench) -> StepPlan:
-    """One step, planned and done."""
+    """Plan and commit one step."""
     plan = bench.plan()
     bench.commit(plan)
     return plan
@@ -107,7 +107,7 @@ def test_an_option_out_of_range_is_refused_by_name(policy, options, message):
 
 
 def requests_in(thing: object) -> int:
-    """How many requests something of a policy's holds on to."""
+    """Number of requests that an object of a policy holds on to."""
     if isinstance(thing, RequestView):
         return 1
     if isinstance(thing, Mapping):
@@ -122,7 +122,7 @@ def requests_in(thing: object) -> int:
 @pytest.mark.parametrize("name", BY_NAME)
 @pytest.mark.parametrize("leave", [False, True])
 def test_none_holds_on_to_a_request_that_has_ended(name, leave):
-    """Its prompt goes with it, and nobody may come for hours."""
+    """Its prompt goes with it, even if no request comes for hours."""
     policy = BY_NAME[name]()
     bench = Bench(policy=policy, num_pages=20, max_num_seqs=3, prefix_caching=True)
     held = 0

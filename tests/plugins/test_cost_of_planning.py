@@ -1,5 +1,5 @@
-"""What planning a step costs, counted in instructions: under each bundled policy where many wait,
-and for each sequence that decodes."""
+"""Cost of planning a step, in instructions: under each bundled policy with many waiting requests,
+and for each decoding sequence."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ RUNNING = 4
 ANSWER_TOKENS = 200
 STEPS_TO_SETTLE = 6
 MOST_CALLS_A_DECODE = 2
-"""To move its lease on, and to append its token."""
+"""Calls to advance its lease, and to append its token."""
 MOST_CALLS_A_PAGE = 20
 MOST_INSTRUCTIONS_A_DECODE = 380
-"""A sixteenth of those for a page included."""
+"""Instructions of a decode, with a sixteenth of those for a page."""
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"none": SchedulingPolicy, **BY_NAME}
 
 
 class Instructions:
-    """Of the interpreter, those of the functions that are called included."""
+    """Count of the interpreter's instructions, including those of called functions."""
 
     def __init__(self) -> None:
         self.count = 0
         self.num_calls = 0
-        """Functions called, those of C left out."""
+        """Functions called, without those in C."""
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
@@ -48,11 +48,11 @@ def _nothing() -> None:
 
 @contextmanager
 def counted() -> Iterator[Instructions]:
-    """Without passes of the garbage collector, whose callbacks would count."""
+    """Count without passes of the garbage collector, whose callbacks would count."""
     instructions, before = Instructions(), sys.gettrace()
     collects = gc.isenabled()
     gc.disable()
-    # The first function that is traced so tells of no instruction in some versions.
+    # In some versions the first function traced like this reports no instructions.
     sys.settrace(Instructions().trace)
     _nothing()
     sys.settrace(instructions.trace)
@@ -67,7 +67,8 @@ def counted() -> Iterator[Instructions]:
 def instructions_of_a_step(
     policy: SchedulingPolicy, num_waiting: int, *, seats: int, num_pages: int, prompts: int = 0
 ) -> int:
-    """To plan one in which some decode and a prompt is computed, while many wait of all kinds."""
+    """Instructions to plan a step with decodes and a prompt, while many requests of all kinds
+    wait."""
     bench = Bench(
         policy=policy,
         num_pages=num_pages,
@@ -118,7 +119,7 @@ def test_while_there_are_seats_and_no_pages_few_of_those_that_wait_are_looked_at
 
 def cost_of_decodes(num_decodes: int, *, prefix_caching: bool) -> tuple[int, int]:
     """Instructions and calls to plan and commit a step while the one before it is in flight, and
-    one waits. All that run decode, and one in 16 gets a page."""
+    one waits. All running sequences decode, and one in 16 gets a page."""
     bench = Bench(
         num_pages=8 * num_decodes,
         page_size=16,

@@ -25,13 +25,13 @@ NOW = NUM_STEPS * STEP_SECONDS
 
 
 def measured(**options) -> Bench:
-    """A bench whose policy has measured steps of 16 tokens and a second each; it is `NOW`."""
+    """A bench whose policy has measured steps of 16 tokens and a second each. The time is `NOW`."""
     bench = Bench(policy=Deadline(**options), num_pages=256)
     bench.submit(16 * NUM_STEPS, 1)
     for step in range(NUM_STEPS):
         bench.commit(bench.plan(step * STEP_SECONDS), (step + 1) * STEP_SECONDS)
         if step == NUM_STEPS - 2:
-            bench.submit(1, 2)  # there is work left, so that the last step is measured too
+            bench.submit(1, 2)  # there is work left, so that the last step is measured, too
     return bench
 
 

@@ -83,7 +83,7 @@ def test_shortest_first_keeps_its_claim_for_prompts_of_up_to_2048_tokens() -> No
 
 
 class Counted(CacheAware):
-    """Fails where it knows of others than those that wait, or has looked up too many in a step."""
+    """Fails if it knows of requests that don't wait, or has looked up too many in a step."""
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         order = super().order(waiting, view)
@@ -100,14 +100,14 @@ def test_a_step_has_its_number_of_lookups_and_what_is_known_is_of_those_that_wai
 
 
 class Prompt:
-    """As much of a request as its lookups need."""
+    """The part of a request that its lookups need."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = tuple(ids)
         self.arrival_index = self.arrival_processed_tokens = self.generated_tokens = 0
         self.prompt_tokens = len(self.ids)
         self.held: Sequence[int] = ()
-        """What the cache holds."""
+        """Tokens that the cache holds."""
         self.num_lookups = 0
 
     @property

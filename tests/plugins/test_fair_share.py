@@ -1,4 +1,5 @@
-"""fair_share: what tenants are owed, and that nobody gets far ahead of another who waits too."""
+"""Policy `fair_share`: what tenants are owed, and the limit on the lead over a tenant that also
+waits."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ bursts = st.lists(
     min_size=2,
     max_size=12,
 )
-"""Steps since the burst before, whose it is, how many requests, their prompts and answers."""
+"""Bursts: steps since the previous one, the tenant, the number of requests, their prompts and
+completions."""
 
 
 def serve_one_after_the_other(bench: Bench) -> list[int]:
@@ -101,8 +103,9 @@ LONG_OUTPUT, LEAD = 40, 24.0
     st.sampled_from([3, 20]),
 )
 def test_with_a_lead_nobody_gets_further_ahead_however_long_answers_are(todo, weights, unit):
-    """Than the lead, or where both began to wait, by a prompt, and by what is generated on all
-    seats while the longest context is computed and in two steps more."""
+    """The lead since both began to wait is bounded: by `lead_tokens`, a prompt, and tokens
+    generated meanwhile. These come from all slots while the longest context is computed, and in two
+    steps more."""
     policy = FairShare(weights=weights, lead_tokens=LEAD)
     bench = Bench(policy=policy, num_pages=1024, max_num_seqs=SEATS)
     weight = dict.fromkeys(["a", "b", "c"], 1.0) | (weights or {})
@@ -110,7 +113,7 @@ def test_with_a_lead_nobody_gets_further_ahead_however_long_answers_are(todo, we
     steps = -(-(prompt + LONG_OUTPUT) // (bench.scheduler.state.max_num_batched_tokens - SEATS)) + 2
     slack = (prompt + steps * 2.0 * SEATS) / min(weight.values())
     first: dict[tuple[str, str], float] = {}
-    """Who leads by how much since both wait; below 0 where the other one does."""
+    """Lead of the first tenant since both wait; below 0 if the second one leads."""
     pending = list(reversed(todo))
     step = 0
     while pending or bench.scheduler.state.sequences:
@@ -178,7 +181,7 @@ def test_all_end_and_none_is_kept_although_readers_stop_and_memory_is_short(todo
 @settings(max_examples=examples(60))
 @given(ticks, st.sampled_from([0, 16]), st.sampled_from([None, 2.0, 24.0]), st.booleans())
 def test_every_tenant_is_charged_for_what_was_computed_for_it_once(todo, reserve, lead, leaves_out):
-    """Whoever started the request: its policy, or the mechanism where nothing else could run."""
+    """The request may be started by its policy, or by the mechanism if nothing else could run."""
 
     class Counting(FairShare):
         charges: ClassVar[defaultdict[str | None, float]]
@@ -263,7 +266,7 @@ def test_who_comes_anew_does_not_begin_where_one_is_whose_reader_is_behind():
 
 @pytest.mark.parametrize("caching", [False, True])
 def test_prompts_longer_than_the_lead_make_nobody_give_way(caching):
-    """Whose turn it is to start is all that they change."""
+    """Long prompts only change which tenant starts next."""
     policy = FairShare(lead_tokens=LEAD)
     bench = Bench(policy=policy, num_pages=256, max_num_seqs=3, prefix_caching=caching)
     for number in range(12):
@@ -296,8 +299,8 @@ def test_no_more_give_way_than_bring_those_behind_up_and_can_start_in_the_step(
 @pytest.mark.parametrize("reserve", [0, 64])
 @pytest.mark.parametrize("cached", [False, True])
 def test_as_many_give_way_as_the_one_behind_needs_pages_for(reserve, cached):
-    """The pages that it finds, which nobody uses, are no room for it, and the answers of those who
-    leave need none any more."""
+    """Found pages that no other request uses are no room for it. The completions of requests that
+    leave need no more room."""
     policy = FairShare(lead_tokens=64)
     bench = Bench(
         policy=policy,
@@ -339,7 +342,8 @@ def test_without_a_lead_long_answers_run_to_their_end_and_with_one_they_give_way
 
 
 def test_what_one_tenant_was_given_while_it_was_alone_is_not_held_against_it():
-    """By one who comes: the first answers go on until they are ahead by the lead since then."""
+    """A newcomer doesn't count it: the first completions go on until they are ahead by the lead
+    since then."""
     bench = Bench(policy=FairShare(lead_tokens=64), num_pages=512, max_num_seqs=2)
     alone = [bench.submit(4, 400, tenant="alone") for _ in range(2)]
     for _ in range(101):

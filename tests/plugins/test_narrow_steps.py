@@ -19,7 +19,7 @@ POLICIES: list[Callable[[], SchedulingPolicy]] = [
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_chunk_is_never_less_than_nothing(policy: Callable[[], SchedulingPolicy]) -> None:
-    """Two that decode wait for their readers, so that a prompt has the step of one token."""
+    """Two decoding requests wait for their readers, so a prompt gets the step of one token."""
     bench = Bench(policy=policy(), max_num_batched_tokens=1, max_num_seqs=4)
     now = 0.0
     for number in range(2):

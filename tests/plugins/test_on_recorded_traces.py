@@ -1,5 +1,5 @@
-"""What the bundled policies are for: on small made-up traces, and on the recorded ones of
-docs/reference/policies.md, which are not in the repository and without which those tests skip."""
+"""Benefits of the bundled policies, on small made-up traces and on the recorded ones of
+docs/reference/policies.md. These are not in the repository; without them their tests skip."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ OTHERS = ("fcfs", "round_robin", "shortest_first", "cache_aware", "fair_share")
 def misses_under_deadline_and_others(
     trace: Path | list[TraceRequest], rate: float, others: tuple[str, ...] = OTHERS
 ) -> tuple[float, float, float]:
-    """Shares that `deadline`, `deadline:reject=false` and the best of the others fail to serve in
-    time."""
+    """Shares of requests that `deadline`, `deadline:reject=false` and the best of the others don't
+    serve in time."""
     targets = {"ttft_target_seconds": 2.0, "tpot_target_seconds": 0.1}
     policies = (*others, "deadline", "deadline:reject=false")
     found = run(trace, policies, rate=rate, targets=targets)

@@ -1,4 +1,4 @@
-"""The policy `priority`: who starts first, who gives way, and who no longer does."""
+"""Policy `priority`: who starts first, who gives way, and who no longer does."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_one_that_finds_all_seats_taken_starts_in_the_next_step_or_the_one_after
 
 
 def test_one_that_finds_no_pages_gets_those_of_as_few_as_do():
-    """Three of four pages each: the urgent one needs four, and a free one is there."""
+    """Three of four pages each: the urgent one needs four, and one is free."""
     bench = bench_of(seats=8, num_pages=13, max_num_batched_tokens=64)
     lows = [bench.submit([i] * 13, 12, priority=priority) for i, priority in enumerate((1, 2, 1))]
     bench.step()
@@ -91,7 +91,7 @@ def test_equals_wait_for_each_other():
 
 
 def test_nobody_gives_way_where_that_is_not_enough():
-    """The urgent one needs two seats, and one of the two is taken by somebody who is as urgent."""
+    """The urgent one needs two slots, and one of the two is taken by an equally urgent one."""
     bench = bench_of(seats=2)
     bench.submit(5, 20, priority=0)
     bench.submit(5, 20, priority=1)
@@ -143,7 +143,7 @@ def test_a_long_prompt_leaves_room_in_the_step_for_an_urgent_one():
 
 
 def test_a_long_prompt_does_not_leave_room_for_ever():
-    """There are seats, and no pages that anybody as urgent would give."""
+    """There are slots, but no pages that an equally urgent request would give."""
     bench = bench_of(seats=4, max_num_batched_tokens=16, num_pages=40)
     bench.submit([0] * 40, 80, priority=0)
     for _ in range(3):

@@ -1,4 +1,5 @@
-"""round_robin: which prompts wait for pages that another computes, and that it loses no hits."""
+"""Policy `round_robin`: which prompts wait for pages that another computes, and that no hits are
+lost."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ PAGE = 2
 
 
 class Prompt:
-    """As much of a request as comparing it needs. What others have computed, it finds."""
+    """The part of a request that comparisons need. It finds what others have computed."""
 
     def __init__(self, ids: list[int], computed: int = 0) -> None:
         self.ids, self.computed_tokens = ids, computed
@@ -51,7 +52,7 @@ class Prompt:
         return max((self.common_pages(other) for other in self.computing), default=0)
 
     def common_pages(self, other: Prompt) -> int:
-        """That this one would find if the other one was computed."""
+        """Pages that this one would find if the other one was computed."""
         pairs = zip(self.ids[:-1], other.ids, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) // PAGE
 
@@ -95,8 +96,8 @@ EVENTS = "starts", "begins again", "stops", "ends"
 def test_who_waits_is_known_while_others_start_are_preempted_and_end(
     others: list[list[int]], waiting: list[list[int]], happens: list[tuple[str, int]]
 ) -> None:
-    """Between two steps, and so that the beginnings are told of starts alone in the middle of
-    one."""
+    """Changes happen between two steps. In the middle of a step, the beginnings hear only of
+    starts."""
     prompts, mine = [Prompt(prompt) for prompt in others], [Prompt(prompt) for prompt in waiting]
     computing: list[Prompt] = []
     beginnings = SharedBeginnings()

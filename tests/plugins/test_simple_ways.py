@@ -1,5 +1,5 @@
-"""Bundled policies that keep counts, so as not to look at all that wait, decide as the simple way
-does, which looks at all of them in each step."""
+"""Bundled policies that keep counts decide like simple ones that look at all waiting requests in
+each step."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_priority_leaves_room_for_those_for_whom_a_look_at_all_newcomers_would()
 
 
 class Seen:
-    """As much of a request as the room that is left for it depends on."""
+    """The part of a request that decides about the room left for it."""
 
     def __init__(self, *, pages: int, priority: int) -> None:
         self.pages, self.priority, self.arrival_index = pages, priority, priority
@@ -120,7 +120,7 @@ class Seen:
 
 
 def test_priority_leaves_room_for_those_that_came_since_a_step_without_work() -> None:
-    """Which has the number of the next."""
+    """The step without work has the number of the next one."""
     policy = Priority()
     computed: Any = Seen(pages=1, priority=5)
     first: Any = Seen(pages=0, priority=0)

@@ -1,4 +1,5 @@
-"""What policies keep from step to step: it is what they would find if they looked at all anew."""
+"""State that policies keep from step to step: it equals what they would find by looking at all
+requests anew."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Plain(Protocol):
 
 
 class Compared(SchedulingPolicy):
-    """A policy that fails where its order isn't the plain one. All else is its own."""
+    """A policy that fails if its order isn't the plain one. Everything else is its own."""
 
     def __init__(self, policy: SchedulingPolicy, plain: Plain) -> None:
         self.policy = policy
@@ -113,7 +114,7 @@ def test_so_it_is_in_a_deep_queue(name: str, seed: int) -> None:
 
 
 Line = tuple[int, int, int]
-"""Its value at 0, how fast it grows, and a number of its own."""
+"""Value at 0, growth, and a number of its own."""
 
 
 def rank(line: Line, now: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What drafters guess, worked out by searching all of the text each time."""
+"""Models of drafters that search all of the text each time."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ class Windows:
     depth: int
 
     def behind(self, run: list[int]) -> list[int]:
-        """Which of them begin with `run`, which is no longer than they are."""
+        """Starts of the windows that begin with `run`, which is no longer than they are."""
         return [s for s in self.starts if self.text[s : s + len(run)] == run]
 
     def guess(self, run: list[int], most: int, least: float) -> tuple[list[int], float, int]:
-        """Tokens, how many are expected to come true, and how often `run` is there."""
+        """Draft tokens, the expected number of right ones, and the number of occurrences of
+        `run`."""
         starts = self.behind(run)
         count = len(starts)
         tokens: list[int] = []
@@ -68,8 +69,8 @@ class Windows:
 
 
 def known_windows(known: list[int], depth: int) -> tuple[Windows, int]:
-    """Windows of a sequence that grows, and how many last tokens stood before: none that begins in
-    these is counted yet."""
+    """Windows of a growing sequence, and the number of last tokens that occurred before. No window
+    that begins in these is counted yet."""
     end = len(known)
     for length in range(min(depth - 1, end), 0, -1):
         run = known[end - length :]
@@ -82,7 +83,7 @@ def ended_windows(answers: Sequence[list[int]], depth: int) -> Windows:
     text: list[int] = []
     for answer in answers:
         text += [*answer, END]
-    # A window doesn't reach over an end, and nothing that is searched for or guessed has one.
+    # A window doesn't reach over an end. Searched runs and drafts contain none.
     return Windows(text, list(range(len(text))), depth)
 
 
@@ -114,7 +115,7 @@ class Ended:
 
 @dataclass
 class ModelAnswers:
-    """The recent answers of all namespaces."""
+    """Recent completions of all namespaces."""
 
     max_tokens: int
     ended: list[Ended] = field(default_factory=list)
@@ -134,7 +135,7 @@ class ModelAnswers:
         self.ended.append(answer)
 
     def take_back(self, sequence: ModelSequence) -> None:
-        """What the latest earlier life of the same sequence has added."""
+        """Take back what the latest earlier life of the same sequence has added."""
         for answer in reversed(self.ended) if sequence.answer else ():
             other = answer.sequence
             skipped = 0 if answer.text[0] == START else len(other.answer) - len(answer.text)
@@ -157,7 +158,7 @@ class ModelAnswers:
 
 
 def ngram_guess(sequence: ModelSequence, limit: int, lengths: Sequence[int]) -> list[int]:
-    """`lengths` of runs, longest first."""
+    """Draft from runs of the given `lengths`, longest first."""
     if predicted := predicted_guess(sequence, limit):
         return predicted
     known = sequence.known

@@ -1,5 +1,4 @@
-"""A plain model of the prefix tree: an entry per page, and what it promises worked out anew each
-time."""
+"""Plain model of the prefix tree: an entry per page, and every promise computed anew each time."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ class CachedPage:
     hits: int = 0
     tier: int = 0
     group_pages: tuple[int, ...] = ()
-    """Its group pages; none where they are missing."""
+    """Its group pages; empty where they are missing."""
     last_idle: tuple[int, int] = (0, 0)
-    """When these were left by their last user, and in which order of being left."""
+    """Time when their last user left them, and the place in the order of being left."""
 
 
 STRATEGY_KEYS = {
@@ -42,7 +41,7 @@ STRATEGY_KEYS = {
 
 
 class FailsSoon:
-    """The order of "lru", which it must be before it fails and after."""
+    """The order of "lru" until it fails, which is also the order after that."""
 
     def __init__(self, fail: Callable[[], float]) -> None:
         self.fail = fail
@@ -74,7 +73,7 @@ def strategy_of(name: str) -> Eviction:
 
 @dataclass
 class ModelTree:
-    """What the tree promises, in dicts: no nodes, no order structures, no counters."""
+    """Promises of the tree, in dicts: no nodes, no order structures, no counters."""
 
     page_size: int
     strategy: str
@@ -86,18 +85,18 @@ class ModelTree:
     used: set[int] = field(default_factory=set)
     """Receipts whose release counts as a use."""
     created: dict[int, int] = field(default_factory=dict)
-    """When the run began that each receipt added last."""
+    """Time when the last run that each receipt added began."""
     users: tuple[Counter[int], ...] = field(init=False)
-    """References of others than the tree to pages of each tier that are group pages, or were; in
-    later tiers while they are copied."""
+    """References to pages of each tier that are or were group pages, without those of the tree. In
+    later tiers, references while they are copied."""
     now: int = 0
     num_left: int = 0
-    """How often group pages have been left by their last user."""
+    """Number of times that group pages were left by their last user."""
     free: list[int] = field(default_factory=list)
-    """Pages that are free in each tier; told before anything is evicted."""
+    """Pages that are free in each tier, set before each eviction."""
     moved: dict[Prefix, tuple[int, list[int]]] = field(default_factory=dict)
-    """Pages that an eviction has put into the next tier: the tier they were in, and a page with
-    its group pages behind it."""
+    """Pages that an eviction has moved to the next tier: their old tier, and a page followed by its
+    group pages."""
 
     def __post_init__(self) -> None:
         self.users = tuple(Counter() for _ in range(self.num_tiers))
@@ -135,13 +134,14 @@ class ModelTree:
         return self.num_group_pages > 0 and not self.pages[prefix].group_pages
 
     def seen(self, path: Prefix) -> list[Prefix]:
-        """Pages with one or more of the last `window` tokens that the token behind `path` sees,
+        """Pages with at least one of the last `window` tokens that the token behind `path` sees,
         itself included."""
         first = len(path[1]) + 1 - self.window
         return [prefix for prefix in self.prefixes(path) if len(prefix[1]) > first]
 
     def tails(self, path: Prefix, rest: tuple[int, ...], done_step: int) -> dict[int, set[int]]:
-        """Pages that begin with the most of `rest`: by how many tokens, at least one."""
+        """Pages that begin with the most of `rest`, by their number of common tokens, at least
+        one."""
         found: dict[int, set[int]] = {}
         for other in self.next_pages(path):
             cached = self.pages[other]
@@ -167,13 +167,13 @@ class ModelTree:
     def give_group_pages(
         self, cached: CachedPage, given: tuple[int, ...], step: int, done_step: int
     ) -> None:
-        """Group pages that `step` writes, unless the page has some, or is itself being written by
-        another step."""
+        """Set the group pages that `step` writes, unless the page has some or another step is
+        writing it."""
         if given and not cached.group_pages and (cached.step == step or cached.step <= done_step):
             cached.group_pages, cached.step = given, step
 
     def leave(self, pages: list[int]) -> None:
-        """One user fewer for each group page of tier 0, the last one first."""
+        """Remove one user from each group page of tier 0, the last one first."""
         for page in reversed(pages):
             self.users[0][page] -= 1
             for cached in self.pages.values():
@@ -188,7 +188,7 @@ class ModelTree:
         return any(self.users[cached.tier][page] for page in cached.group_pages)
 
     def idle(self, tier: int) -> list[CachedPage]:
-        """Pages with group pages that nobody uses, in the order in which these were left."""
+        """Pages with unused group pages, in the order in which these were left."""
         idle = [
             cached
             for cached in self.pages.values()
@@ -236,8 +236,8 @@ class ModelTree:
         return None
 
     def evict(self, tier: int, count: int, step: int, done_step: int) -> int:
-        """Return how many pages the tier loses; `moved` says which of them the next tier has then,
-        and which of later tiers went on to make room."""
+        """Return the number of pages that the tier loses. Afterwards `moved` has the pages that
+        went to the next tier, and those of later tiers that made room."""
         self.moved = {}
         given_up = 0
         while given_up < count and (gone := self.give_up_first(tier, step, done_step)):
@@ -245,7 +245,7 @@ class ModelTree:
         return given_up
 
     def give_up_first(self, tier: int, step: int, done_step: int) -> int:
-        """Give up what is the first to go from a tier; return how many of its pages that is."""
+        """Give up the first to go from a tier; return the number of its pages."""
         stripped = self.first_to_strip(tier)
         if stripped is not None:
             count, stripped.group_pages = len(stripped.group_pages), ()
@@ -294,7 +294,7 @@ class ModelTree:
                 cached.group_pages = ()
 
     def drop(self, first: Prefix) -> dict[int, Prefix]:
-        """Drop `first` and all behind it; return the receipts that end above now, and where."""
+        """Drop `first` and all behind it; return the receipts that now end above, and where."""
         for prefix in [first, *self.behind(first)]:
             self.pages.pop(prefix, None)
         above = (first[0], first[1][: -self.page_size])

@@ -1,7 +1,7 @@
-"""Texts of answers, streamed and whole, against a plain decode and search.
+"""Texts of completions, streamed and whole, compared with a plain decode and search.
 
-Vocabularies are drawn, with pieces that begin and end in the middle of emoji and CJK characters;
-so are the stop strings, stop ids, end-of-sequence ids and lengths that end the answers, which
+Vocabularies are drawn, with pieces that begin and end in the middle of emoji and CJK characters. So
+are the stop strings, stop ids, end-of-sequence ids and lengths that end the completions, which
 often come together.
 """
 
@@ -26,7 +26,7 @@ MAX_TOKENS = 24
 
 
 class ModelOf(FakeModel):
-    """A `FakeModel` whose ids are spelled otherwise."""
+    """A `FakeModel` with another spelling of its ids."""
 
     def __init__(self, vocabulary: list[bytes], eos_token_ids: frozenset[int]) -> None:
         super().__init__(eos_token_ids=eos_token_ids)
@@ -45,8 +45,8 @@ def decoded(vocabulary: list[bytes], ids: list[int]) -> str:
 def endings(
     draw: st.DrawFn, vocabulary: list[bytes], ids: list[int]
 ) -> tuple[SamplingParams, frozenset[int]]:
-    """Parameters, and the ids that end the model's sequences. A `FakeModel` draws what it draws,
-    so that none of them is among the first `min_tokens`."""
+    """Parameters, and the ids that end the model's sequences. None of these is among the first
+    `min_tokens` ids that a `FakeModel` draws."""
     lengths = range(1, MAX_TOKENS + 1)
     split = [count for count in lengths if decoded(vocabulary, ids[:count])[-1] == "\ufffd"]
     max_tokens = draw(st.sampled_from([*lengths, *3 * split]))

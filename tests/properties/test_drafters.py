@@ -1,4 +1,4 @@
-"""Drafters against models that search all of the text, through any order of calls."""
+"""Drafters compared with models that search all of the text, in any order of calls."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ LARGEST = 2**31 - 1
 ALPHABETS = ((0,), (0, 1), (7, LARGEST, 0, 5), tuple(range(40)))
 
 randoms = st.randoms(use_true_random=True)
-"""What a rule draws inside: by the seed alone, which is much faster than draws that shrink."""
+"""Source of draws inside a rule. It depends only on the seed, which is much faster than draws that
+shrink."""
 
 
 class DrafterMachine(RuleBasedStateMachine):
-    """Slots start, grow, are asked and end; what ended may start again."""
+    """Slots start, grow, are asked and end. Ended sequences may start again."""
 
     drafter: Drafter
     max_tokens = 60
@@ -50,15 +51,15 @@ class DrafterMachine(RuleBasedStateMachine):
         raise NotImplementedError
 
     def has_started(self, sequence: ModelSequence) -> None:
-        """A model may have to know."""
+        """Hook for models that must know."""
 
     def has_ended(self, sequence: ModelSequence) -> None:
-        """A model may have to know."""
+        """Hook for models that must know."""
 
     # What is drawn.
 
     def some_tokens(self, random: Random, least: int, most: int) -> list[int]:
-        """Often what stood somewhere before, or one token again and again."""
+        """Draw tokens: often a run that occurred before, or one token again and again."""
         count = random.randint(least, most)
         kind = random.random()
         if kind < 0.2:
@@ -83,7 +84,7 @@ class DrafterMachine(RuleBasedStateMachine):
             return
         predicted = self.some_tokens(random, 0, 12) if random.random() < 0.3 else []
         answer = self.some_tokens(random, 1, 5) if random.random() < 0.2 else []
-        # Behind a prompt that says nothing, what others answered decides.
+        # After an uninformative prompt, the completions of others decide.
         short = random.random() < 0.5
         prompt = [random.choice([100, 101])] if short else self.some_tokens(random, 1, 20)
         self.start_with(slot, ModelSequence(prompt, answer, namespace, predicted))
@@ -91,7 +92,8 @@ class DrafterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.ended)
     @rule(random=randoms, slot=st.integers(0, 3))
     def start_again(self, random: Random, slot: int) -> None:
-        """With what was generated before, a little less or more, or none of it."""
+        """Start a sequence again with what was generated before, a little less or more, or none of
+        it."""
         if slot in self.slots:
             return
         before = random.choice(self.ended[-3:])

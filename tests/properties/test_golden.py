@@ -1,8 +1,8 @@
-"""The golden property: what a request is answered doesn't depend on how it was computed.
+"""The golden property: the tokens of a request don't depend on how they were computed.
 
 Whole engines on a simulated loop, under every combination of policy, page size, chunk size,
-overlap, prefix cache, partial pages, host pool and preemption, in pools so small that most runs
-preempt. The fake model's tokens follow from the prompt and the seed alone, so all runs must give
+overlap, prefix cache, partial pages, host pool and preemption. Pools are so small that most runs
+preempt. The fake model's tokens depend only on the prompt and the seed, so all runs must give
 those.
 """
 
@@ -23,7 +23,7 @@ LONG_PROMPT = [(i * i) % 256 for i in range(MAX_MODEL_LEN)]
 
 
 class Shuffled(SchedulingPolicy):
-    """Any order, chunks of any size, any victim, and anybody displaces anybody."""
+    """Any order, chunks of any size, any victim; any request may displace any other."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

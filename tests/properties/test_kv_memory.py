@@ -1,16 +1,16 @@
-"""Leases of the KV memory under every order of calls, against the tokens that each should hold.
+"""Leases of the KV memory in every order of calls, compared with the tokens that each should hold.
 
-A page holds, for each place in it, the prefix that ends there. What is computed is written at once,
-and a write to a page that another can see is an error; copies are made in the order in which they
-are asked for. So a page shared too long, given back too early or cut at the wrong place shows as a
-lease that holds another prefix than its own.
+A page holds, for each place in it, the prefix that ends there. Computed tokens are written at once,
+and a write to a page that another can see is an error. Copies are made in the order in which they
+are asked for. A page shared too long, given back too early or cut at the wrong place then shows:
+its lease holds another prefix than its own.
 
-With window groups each of them has pages of its own, and of these a lease needs the last ones: what
-the next token sees must be there in every group, in pages that the lease holds, and what has gone
-from the window may be anything.
+Each window group has pages of its own, of which a lease needs the last ones. All entries that the
+next token sees must be there in every group, in pages that the lease holds. Entries that have left
+the window may be anything.
 
-Leases lose entries in the middle, too. What is behind them moves up in the table: a position is no
-longer the index of its entry.
+Leases lose entries in the middle, too. Later entries move up in the table: a position is no longer
+the index of its entry.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def prompts():
 
 
 class Holder:
-    """A lease, the tokens that are known of its sequence, and drafts that aren't: behind these."""
+    """A lease, the known tokens of its sequence, and drafts behind these, which aren't known."""
 
     def __init__(self, token_ids: list[int], *, publishes: bool = True) -> None:
         self.lease = KVLease()
         self.known = token_ids
         self.drafts: list[int] = []
         self.starts: dict[int, int] = {}
-        """What each step began with that computed something."""
+        """Position at which each step began that computed tokens."""
         self.least = 0
-        """No token before this position is computed again."""
+        """Lowest position that may be computed again."""
         self.publishes = publishes
         self.dropped: set[int] = set()
         """Positions whose entries were dropped."""
@@ -71,7 +71,7 @@ class Holder:
         return [at for at in range(self.lease.computed) if at not in self.dropped]
 
     def index(self, position: int) -> int:
-        """Index of the entry of a token behind those that were dropped."""
+        """Index of the entry of a token behind the dropped ones."""
         return position - len(self.dropped)
 
 
@@ -111,7 +111,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
     # -- what a runner does
 
     def compute(self, holder: Holder, count: int) -> None:
-        """`count` more tokens, all of one step."""
+        """Compute `count` more tokens, all in one step."""
         memory, lease = self.memory, holder.lease
         holder.starts[self.step] = lease.computed
         for position in range(lease.computed, lease.computed + count):
@@ -131,8 +131,8 @@ class KVMemoryMachine(RuleBasedStateMachine):
         return pages
 
     def first_seen(self, position: int) -> int:
-        """The first token that the one at `position` sees in a window layer. Indices are in the
-        same order, and no entry is dropped that a later token sees there."""
+        """First token that the one at `position` sees in a window layer. The same holds for
+        indices, since no dropped entry is seen there later."""
         return max(0, position - self.window + 1)
 
     def pages_seen(self, lease: KVLease, start: int, end: int) -> list[int]:
@@ -145,7 +145,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
         return seen
 
     def run_chunks(self, holder: Holder, num_tokens: int) -> None:
-        """Compute all that is known, in as many steps as window pages make it take."""
+        """Compute all known tokens, in as many steps as window pages require."""
         memory, lease = self.memory, holder.lease
         patience = 3
         while lease.computed < num_tokens:
@@ -220,7 +220,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
             return False
         self.holders.append(holder)
         holder.least = holder.lease.computed
-        if holder.lease.entries == holder.lease.computed:  # swapped out pages were not gone on from
+        if holder.lease.entries == holder.lease.computed:  # didn't go on from swapped pages
             holder.dropped = set()
         self.copy()
         self.holds_its_own_tokens(holder)
@@ -234,7 +234,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), count=st.integers(1, 20), num_known=st.integers(0, 3))
     def reserve_several(self, data, count, num_known):
-        """Some tokens that are known, and drafts that may have to go."""
+        """Reserve pages for some known tokens, and for drafts that may have to go."""
         holder = data.draw(st.sampled_from(self.holders))
         memory, lease = self.memory, holder.lease
         if holder.drafts:
@@ -263,10 +263,10 @@ class KVMemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def truncate(self, data):
-        """Keep some of the drafts, which become known, or not even all that was known."""
+        """Keep some of the drafts, which become known, or even fewer than the known tokens."""
         holder = data.draw(st.sampled_from(self.holders))
         lease, size = holder.lease, self.memory.page_size
-        behind = max(holder.dropped, default=0)  # who drops entries doesn't go back before them
+        behind = max(holder.dropped, default=0)  # no truncation before dropped entries
         length = data.draw(st.integers(1 + behind, len(holder.tokens)))
         gone, index = max(table.first for table in lease.tables), holder.index(length)
         if capacity_tokens(lease.published, size) > index or gone > self.first_seen(index) // size:
@@ -296,8 +296,8 @@ class KVMemoryMachine(RuleBasedStateMachine):
         self.done()
 
     def droppable(self, holder: Holder) -> range:
-        """Places of whole pages that are the lease's own, with entries that no later token sees in
-        its window."""
+        """Places of whole pages of the lease's own, with entries that no later token sees in its
+        window."""
         least = holder.index(min(holder.least, len(holder.known) - 1))
         end = self.first_seen(least) if self.groups else least
         return range(holder.lease.published, full_pages(end, self.memory.page_size))
@@ -321,7 +321,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
         memory = self.memory
-        if holder.drafts:  # which are not known, and nobody's to find
+        if holder.drafts:  # drafts are not known, and must not be found
             memory.retract(holder.lease, self.step)
         before = memory.num_available + memory.pool.num_fenced
         reclaimable = memory.num_reclaimable(holder.lease)
@@ -362,7 +362,8 @@ class KVMemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.memory.pool.done_step + 1 < self.step)
     @rule()
     def the_step_in_flight_fails(self):
-        """Sequences in it end, and those that have taken over what it should have written."""
+        """Fail the step in flight. Its sequences end, and those that have taken over what it should
+        have written."""
         memory, size = self.memory, self.memory.page_size
         failed = memory.pool.done_step + 1
         cut = memory.withdraw(failed)
@@ -390,7 +391,8 @@ class KVMemoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), num_pages=st.integers(0, 4))
     def forget(self, data, num_pages):
-        """What begins like a sequence may be wrong: all end that took some of it over."""
+        """Forget runs that begin like a sequence, as if they were wrong. All sequences that took
+        some of them over end."""
         holder = data.draw(st.sampled_from(self.holders))
         memory, known = self.memory, holder.known
         proven = num_pages * memory.page_size
@@ -424,7 +426,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
 
     @rule()
     def recover(self):
-        """Nothing is lost, so nothing comes back."""
+        """Recover although nothing is lost, so that nothing comes back."""
         memory = self.memory
         before = memory.pool.ref_counts().tolist()
         recover(memory, self.leases(), self.step)
@@ -441,7 +443,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
             return
         self.memory.sanity_check()
         counts = self.memory.pool.ref_counts()
-        # What nobody holds is gone: it would often be what the next holder wants.
+        # Clear unheld pages: they would often hold what the next holder wants.
         self.kv = {p: kv for p, kv in self.kv.items() if p[0] or counts[p[1]]}
         for holder in self.holders:
             assert holder.lease.computed == len(holder.tokens)
@@ -454,7 +456,8 @@ class KVMemoryMachine(RuleBasedStateMachine):
         assert counts.tolist() == expected.tolist()
 
     def holds_its_own_tokens(self, holder: Holder) -> None:
-        """What the next token sees is there, in pages that the lease holds."""
+        """Check that all entries that the next token sees are there, in pages that the lease
+        holds."""
         lease, size = holder.lease, self.memory.page_size
         seen_from = self.first_seen(holder.index(holder.least))
         for at, position in enumerate(holder.kept):

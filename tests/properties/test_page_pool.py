@@ -1,4 +1,4 @@
-"""The native page pool against a plain model of it, through any order of calls."""
+"""Native page pool compared with a plain model of it, in any order of calls."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def int32(pages: list[int]) -> np.ndarray:
 
 @dataclass
 class ModelPool:
-    """What the pool promises, in lists and dicts: one entry per page."""
+    """Promises of the pool, in lists and dicts: one entry per page."""
 
     num_pages: int
     done: int = NO_STEP
     counts: dict[int, int] = field(default_factory=dict)
     last_steps: dict[int, int] = field(default_factory=dict)
     fenced: list[int] = field(default_factory=list)
-    """In the order in which the pages were given back."""
+    """Fenced pages, in the order in which they were given back."""
     free: list[int] = field(default_factory=list)
-    """The end is reused first."""
+    """Free pages. The last one is reused first."""
     group_pages: dict[int, list[int]] = field(default_factory=dict)
     idle: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Owners whose group pages are idle: since when, and in which order of becoming so."""
+    """Owners whose group pages are idle, with the time and the order in which they became so."""
     last_idle: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """The entry that each owner had in `idle` last."""
+    """Last entry of each owner in `idle`."""
     now: int = 0
     ticks: int = 0
 
@@ -60,7 +60,7 @@ class ModelPool:
         return next((o for o, pages in self.group_pages.items() if page in pages), None)
 
     def others(self, page: int) -> int:
-        """References of others than the page's owner."""
+        """References without that of the page's owner."""
         return self.counts.get(page, 0) - (self.owner_of(page) is not None)
 
     def can_drop(self, pages: list[int]) -> bool:

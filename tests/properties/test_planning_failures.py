@@ -1,6 +1,6 @@
-"""Whatever raises while a step is planned, at whatever line: the state stays consistent.
+"""Exceptions at any line of planning a step: the state stays consistent.
 
-Each run counts the lines that planning executes in the scheduler and in the KV memory, then runs
+Each run counts the lines that planning executes in the scheduler and in the KV memory. It then runs
 again for some of them and raises there. The request that was being planned ends with an error, or
 nothing does; every other request gets exactly its tokens.
 """
@@ -109,7 +109,7 @@ class PlantedError(Exception):
 
 
 class Refusing(SchedulingPolicy):
-    """Every third request."""
+    """Refuses every third request."""
 
     def admit(self, request, view):
         return Verdict.NEVER if request.arrival_index % 3 == 0 else Verdict.NOW
@@ -125,7 +125,7 @@ class LineTrap:
 
     def __enter__(self) -> LineTrap:
         self._before = sys.gettrace()
-        if not self.where:  # nothing more is to be counted
+        if not self.where:  # there is nothing more to count
             sys.settrace(self._enter_frame)
         return self
 
@@ -133,7 +133,7 @@ class LineTrap:
         sys.settrace(self._before)
 
     def _enter_frame(self, frame: FrameType, event: str, arg: Any) -> Callable | None:
-        """Also where a generator goes on, which may be elsewhere then."""
+        """Trace a frame. A generator may also go on in another place."""
         if frame.f_code.co_filename not in FILES:
             return None
         catches = frame.f_code is Scheduler.plan.__code__
@@ -152,7 +152,7 @@ class LineTrap:
 
 
 def is_of_plan(frame: FrameType | None) -> bool:
-    """What is raised elsewhere, in `commit` say, is another matter."""
+    """True inside a plan. Exceptions elsewhere, for example in `commit`, are another matter."""
     while frame is not None and frame.f_code.co_filename in FILES:
         if frame.f_code.co_name == "plan":
             return True
@@ -220,7 +220,7 @@ class Workload:
                 model.check()
             for update in scheduler.take_ended_unplanned():
                 self._take(update)
-                scheduler.finish(update.sequence_id)  # as an engine does, whatever the state says
+                scheduler.finish(update.sequence_id)  # as an engine does in any state
             if (plan := self.pipeline.due) is not None:
                 for update in self._finish(plan):
                     self._take(update)
@@ -277,7 +277,7 @@ class Workload:
             self.received[sequence_id] = []
 
 
-# A generator that is closed as garbage runs a line in some versions, and raises to none.
+# A generator that is closed as garbage runs a line in some versions, and its exceptions are lost.
 @pytest.mark.sampled(6)
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <generator:pytest.PytestUnraisableExceptionWarning"
@@ -326,7 +326,8 @@ def test_work_that_cannot_be_planned_and_that_nothing_holds_up_is_a_bug_that_is_
 
 
 def test_no_line_of_planning_is_outside_the_files_that_are_watched():
-    """But for policies and what is asked of a request, which are read-only, and plain values."""
+    """Policies and a request's properties, which are read-only, are left out, and so are plain
+    values."""
     seen = set()
 
     def note(frame: FrameType, event: str, arg: Any) -> None:

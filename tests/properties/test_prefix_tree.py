@@ -1,7 +1,7 @@
-"""The native prefix tree against a model with an entry per page, through any order of calls.
+"""Native prefix tree compared with a model with an entry per page, in any order of calls.
 
-Pages have 0, 1 or 2 group pages, and are in up to three tiers: what the tree finds, gives up, moves
-and counts of these is the model's, too, and which pages of all pools are held, by whom.
+Pages have 0, 1 or 2 group pages, and are in up to three tiers. The tree finds, gives up, moves and
+counts the same as the model. The held pages of all pools are the same, too, with their holders.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ NAMESPACES = (b"", b"\x00a")
 
 
 randoms = st.randoms(use_true_random=True)
-"""What a rule draws inside: by the seed alone, which is much faster than draws that shrink."""
+"""Source of draws inside a rule. It depends only on the seed, which is much faster than draws that
+shrink."""
 seldom = st.sampled_from([False, False, False, True])
 
 
@@ -54,7 +55,8 @@ class Holder:
     receipt: int
     page_ids: list[int]
     group_pages: list[int] = field(default_factory=list)
-    """Group pages to which it has references: of its own pages, or of what its receipt covers."""
+    """Group pages to which it has references: of its own pages, or of those that its receipt
+    covers."""
 
 
 class PrefixTreeMachine(RuleBasedStateMachine):
@@ -91,7 +93,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         self.tail_receipts: list[int] = []
         self.step = 0
 
-    # What is drawn: few kinds of pages, so that prompts share them whole and in part.
+    # Draws: few kinds of pages, so that prompts share them whole and in part.
 
     def some_page(self, random: Random) -> tuple[int, ...]:
         kinds = [(0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 0, 9)]
@@ -111,7 +113,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         return random.choice(paths)
 
     def some_prompt(self, random: Random) -> Prefix:
-        """Mostly a continuation of what is cached already."""
+        """Draw a prompt, mostly a continuation of a cached one."""
         roots = [(namespace, ()) for namespace in NAMESPACES]
         namespace, tokens = self.some_path(random, [*roots, *self.model.pages])
         part = self.some_page(random)[: random.randint(0, self.page_size - 1)]
@@ -150,7 +152,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
     @rule(random=randoms, staying=st.lists(st.booleans(), max_size=5))
     def serve(self, random: Random, staying: list[bool]) -> None:
-        """What a scheduler does with requests, as far as there is memory for them."""
+        """Serve requests like a scheduler, as far as memory allows."""
         for stays in staying:
             self.next_step(in_flight=1)
             if len(self.holders) > 3:
@@ -205,7 +207,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         return holder
 
     def hold_group_pages(self, holder: Holder, cached_pages: list[CachedPage]) -> None:
-        """References to the group pages of pages that the receipt of `holder` covers."""
+        """Add references to the group pages of pages that the receipt of `holder` covers."""
         held = [page for cached in cached_pages if not cached.tier for page in cached.group_pages]
         self.pool.retain(int32(held))
         self.model.users[0].update(held)
@@ -220,7 +222,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_group_pages and self.holders)
     @rule(random=randoms, behind=st.integers(0, 2))
     def move_the_window(self, random: Random, behind: int) -> None:
-        """Let go of some group pages, and take some of those that the tree has."""
+        """Release some group pages, and take some of those that the tree has."""
         holder = self.some_holder(random)
         left = random.sample(holder.group_pages, random.randint(0, len(holder.group_pages)))
         self.leave_group_pages(holder, list(dict.fromkeys(left)), self.step - behind)
@@ -230,7 +232,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_group_pages)
     @rule(random=randoms, count=st.integers(0, 3))
     def claim_and_drop(self, random: Random, count: int) -> None:
-        """What is held for a claim that leads to nothing was idle all the time."""
+        """Hold and drop a claim. Its group pages then count as idle all the time."""
         holder = self.start_with(*self.some_prompt(random), partial=False, use=False)
         self.evict_now(count)
         self.pool.unretain(int32(holder.group_pages))
@@ -259,7 +261,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             self.model.used.remove(receipt)
 
     def acquire(self, count: int) -> np.ndarray | None:
-        """Free pages, made free by eviction where that helps."""
+        """Take free pages, after evictions if needed."""
         if count > self.pool.num_free:
             self.evict_now(count - self.pool.num_free)
         return self.pool.acquire(count) if count <= self.pool.num_free else None
@@ -270,7 +272,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         return [p for p in self.model.prefixes(path) if self.model.pages[p].tier]
 
     def promote_if_possible(self, holder: Holder) -> None:
-        """With the group pages that later tiers have of its last pages, as many as there are."""
+        """Promote a path, with the group pages that later tiers have of its last pages."""
         prefixes = self.later_part(holder.receipt)
         later = [self.model.pages[prefix] for prefix in prefixes]
         copied: list[tuple[int, int]] = []
@@ -300,13 +302,13 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             cached.page, cached.step, cached.tier, cached.group_pages = page, self.step, 0, some
 
     def give(self, holder: Holder, pages: np.ndarray, group_pages: np.ndarray) -> None:
-        """Pages that were acquired for a holder."""
+        """Add acquired pages to a holder."""
         holder.page_ids += pages.tolist()
         holder.group_pages += group_pages.tolist()
         self.model.users[0].update(group_pages.tolist())
 
     def of_each_page(self, num_pages: int, group_pages: np.ndarray) -> list[tuple[int, ...]]:
-        """Group pages of each of `num_pages` pages, where `group_pages` are for the last ones."""
+        """Group pages of each of `num_pages` pages. `group_pages` are for the last ones."""
         if not self.num_group_pages:
             return [()] * num_pages
         given = [tuple(some) for some in group_pages.reshape(-1, self.num_group_pages).tolist()]
@@ -415,7 +417,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         self.evict_from(random.randrange(1, len(self.pools)), count)
 
     def evict_from(self, tier: int, count: int) -> int:
-        """Evict as the model does, in this step; return how many pages the tier lost."""
+        """Evict as the model does, in this step; return the number of pages that the tier lost."""
         model = self.model
         before = self.pages_in(tier)
         model.free = [pool.num_free for pool in self.pools]
@@ -476,7 +478,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             for receipt, (_, tokens) in sorted(moved.items())
         )
 
-    # What must be refused, and change nothing.
+    # Calls that must be refused, and change nothing.
 
     @rule(receipt=st.integers(-2, 60))
     def a_receipt_that_is_not_live_is_refused(self, receipt: int) -> None:
@@ -636,7 +638,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
                     self.tree.page_ids(receipt, first)
 
     def teardown(self) -> None:
-        """When everybody has left, clearing brings every page back."""
+        """Check that clearing brings every page back once all holders have left."""
         if not hasattr(self, "tree"):
             return
         for receipt in self.tail_receipts:

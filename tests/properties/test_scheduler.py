@@ -1,11 +1,12 @@
-"""The scheduler and its KV memory under every order of events, on a device that notices each wrong
+"""The scheduler and its KV memory in every order of events, on a device that notices each wrong
 page.
 
-Steps are launched, run and committed with up to two in flight, some of them with guesses that are
-right or not, while requests come, fork, leave, stall and steps fail, with and without prefix cache,
-partial pages, host pool and groups of window layers, whose pages go when no token sees them any
-longer. What nobody holds is spoilt at once.
-After each rule the state must be consistent; at the end every request must have ended with exactly
+Steps are launched, run and committed with up to two in flight. Some have draft tokens that are
+right or not. Meanwhile requests come, fork, leave and stall, and steps fail. Runs vary in prefix
+cache, partial pages, host pool and groups of window layers, whose pages go when no token sees them
+any longer. Pages without a holder are spoilt at once.
+
+After each rule the state must be consistent. At the end every request must have ended with exactly
 the tokens that its prompt determines.
 """
 
@@ -61,7 +62,7 @@ def prompts():
 
 
 class Whimsical(SchedulingPolicy):
-    """Answers anything that is allowed, and now and then something that isn't."""
+    """Gives any allowed answer, and now and then an invalid one."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -101,7 +102,7 @@ class Whimsical(SchedulingPolicy):
 
 
 class Wishful(Whimsical):
-    """Has a whim of everything that is asked only where a policy overrides it."""
+    """Has whims about the questions, too, that are asked only if a policy overrides them."""
 
     victim_of_any_age = True
 
@@ -114,7 +115,7 @@ class Wishful(Whimsical):
         ]
 
     def begin_step(self, view):
-        """Shares for some, of more tokens than there are now and then."""
+        """Shares for some requests, now and then with more tokens than there are."""
         self.maybe_break()
         if self.random.random() < 0.3:
             return None
@@ -153,19 +154,19 @@ class Wishful(Whimsical):
 
 
 class Unforgiving(Scheduler):
-    """Whatever a policy does, planning doesn't fail: what is retried then would hide it."""
+    """Scheduler in which planning must not fail with any policy: a retry would hide the failure."""
 
     def _recover(self, planner, error):
         raise error
 
 
 class StrayingDevice(FakeDevice):
-    """Over pages that a failed step should have written anything may be drawn: by rows, here those
-    of the last step, that no sequence may hear of."""
+    """Draws anything over pages that a failed step should have written. Here rows of the last step
+    stray, which no sequence may hear of."""
 
     stray_slots: frozenset[int] = frozenset()
     settled: tuple[WorkItem, ...] = ()
-    """Items of the last step, with the guesses that were made and where these begin."""
+    """Items of the last step, with their draft tokens and the places where these begin."""
 
     def execute(self, plan, masks=None):
         self.stray_slots = frozenset()
@@ -267,10 +268,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.guided: set[int] = set()
         self.unguided: set[int] = set()
-        """Sequences whose next token nobody has said anything of."""
+        """Sequences that haven't been told about their next token."""
         self.foretold: dict[int, int] = {}
         """Guided sequences whose forced tokens are drawn, since their log-probabilities are wanted,
-        and how many of their tokens are known or forced."""
+        with their number of known or forced tokens."""
         self.requests: dict[int, RequestModel] = {}
         self.request_of: dict[int, RequestModel] = {}
         self.busy_seconds = 0.0
@@ -334,7 +335,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts(), data=st.data(), score_from=st.none() | st.integers(1, MAX_LENGTH))
     def look(self, prompt, data, score_from):
-        """A request that wants something of its prompt, and no answer."""
+        """Submit a request for results about its prompt, without a completion."""
         prompt = prompt[: MAX_LENGTH - 1]
         first = data.draw(st.integers(0, len(prompt) - 1) | st.just(0), label="first")
         stop = data.draw(st.integers(first + 1, len(prompt)) | st.just(len(prompt)), label="stop")
@@ -394,10 +395,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         return plan
 
     def assert_fenced(self, plan: StepPlan) -> None:
-        """Nothing that a step in flight reads is written by the new step, and no slot of it is
-        somebody else's, or its own of another run. A sequence that goes back to a token whose mask
-        came late writes what a step reads of which nobody hears, and one whose guesses were wrong
-        what may be read at most: steps run in order."""
+        """Check that the new step writes nothing that a step in flight reads. No slot of it may
+        belong to another sequence, or to another run of its own.
+
+        There are two exceptions, because steps run in order. A sequence that goes back after a late
+        mask writes what a step reads whose rows are dropped. A sequence with wrong draft tokens
+        writes places up to the last that it may read.
+        """
         written = self.written_places(plan)
         self.runs[plan.step] = {
             (run.slot, run.sequence.sequence_id, run.sequence.epoch)
@@ -437,8 +441,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         return {*slots, *items}
 
     def first_written(self, item: WorkItem) -> int:
-        """The first position that the last item of a sequence may write to: where guesses before
-        it are in flight, as if none of these was right."""
+        """First position that the last item of a sequence may write to. If draft tokens before it
+        are in flight, none of these counts as right."""
         if item.kind is not ItemKind.VERIFY:
             return item.start
         return item.least_start
@@ -464,7 +468,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         return places
 
     def spoil_what_nobody_holds(self) -> None:
-        """But for what is yet to be copied away, which is done in the order of the steps."""
+        """Spoil all places without a holder, except those yet to be copied away. Copies are made in
+        the order of the steps."""
         plans = [plan.copies for plan in self.in_flight]
         waiting = [copy for copies in (*plans, self.memory.copies) for copy in copies]
         free: list[np.ndarray] = []
@@ -485,7 +490,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafts=st.integers(0, 3),
     )
     def serve(self, prompts, max_tokens, n, steps, guided, drafts=0):
-        """Several requests, and time for them to get in each other's way."""
+        """Submit several requests, and let them get in each other's way."""
         for place, prompt in enumerate(prompts):
             self.submit(
                 prompt=prompt,
@@ -505,7 +510,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.say_next(data.draw(st.sampled_from(sorted(self.unguided & set(self.live())))), jump)
 
     def say_next(self, sequence_id, jump):
-        """Some tokens are forced, and a mask can be had for what is behind them."""
+        """Force some tokens, and provide a mask for the next one."""
         self.unguided.discard(sequence_id)
         received = len(self.received[sequence_id])
         forced = self.expected[sequence_id][received:][: jump if received else 0]
@@ -514,13 +519,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.take(self.scheduler.guide(sequence_id, forced, drawn=drawn))
 
     def masks_of(self, plan):
-        """What may be drawn from its rows: the one token that comes there. Where nobody has said
-        what comes next, it is sometimes too late."""
+        """Masks of a step's rows: each allows only the one token that comes there. If a sequence
+        hasn't been told what comes next, its mask is sometimes too late."""
         rows = self.scheduler.masked_rows(plan)
         masks = LateMasks([row for row, *_ in rows])
 
         def ask(row, guesses):
-            """Where all of them are forced, there are masks, but for some that are late."""
+            """Bring masks behind draft tokens that are all forced, except for some that are
+            late."""
             (sequence_id, position) = next(found for at, *found in rows if at == row)
             expected = self.expected[sequence_id]
             if sequence_id in self.left or sequence_id not in self.foretold:
@@ -550,7 +556,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def advance(self):
         for sequence_id in sorted(self.unguided & set(self.live())):
-            if (self.now + sequence_id) % 3:  # else its mask may come too late
+            if (self.now + sequence_id) % 3:  # otherwise its mask may come too late
                 self.say_next(sequence_id, sequence_id % 4)
         self.launch()
         if self.pipeline.due is not None:
@@ -564,7 +570,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.find_bad_rows(plan, outcome)
         self.charge(plan)
         for sequence_id in sorted(self.unguided & set(self.live())):
-            if (plan.step + sequence_id) % 4 == 0:  # too late for this step, and not for the next
+            if (plan.step + sequence_id) % 4 == 0:  # too late for this step, but not for the next
                 self.say_next(sequence_id, plan.step % 3)
         self.take(self.pipeline.finish(outcome, self.now))
 
@@ -578,7 +584,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight)
     @rule(choice=st.integers(0, 20))
     def produce_bad_numbers(self, choice):
-        """One sampling item, perhaps of a sequence that has left, writes junk instead of KV."""
+        """Let one sampling item, perhaps of a sequence that has left, write junk instead of KV."""
         plan = self.in_flight[0]
         outcome = self.device.execute(plan, self.masks_of(plan))
         items = [item for item in plan.items if item.rows]
@@ -595,7 +601,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.take(self.pipeline.finish(outcome, self.now))
 
     def charge(self, plan):
-        """Each step takes another time."""
+        """Charge steps with varying times."""
         seconds = 1.0 + plan.step % 7
         self.scheduler.charge(plan, seconds)
         self.busy_seconds += seconds
@@ -604,8 +610,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             model.charge(seconds * item.count / plan.num_tokens)
 
     def find_bad_rows(self, plan, outcome):
-        """A row that is computed over junk is not made of numbers. None strays from its mask of
-        which a sequence will hear."""
+        """Check that rows computed over junk are not numbers. No row that a sequence will hear of
+        strays from its mask."""
         rows = [(item, row.slot) for item in self.device.settled for row in item.rows]
         for index, (item, _) in enumerate(rows if self.found_bad_rows else ()):
             if self.device.holds_junk(list(self.places_read(plan, item, item.end - 1))):
@@ -709,7 +715,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert charged == pytest.approx(self.busy_seconds)
 
     def logprobs_are_right(self, sequence_id: int, num_received: int) -> None:
-        """Those of the tokens that are there, and those of the prompt before the first of them."""
+        """Check the log-probabilities of the received tokens, and those of the prompt, which come
+        before the first token."""
         expected = self.expected_logprobs[sequence_id]
         assert self.received_logprobs[sequence_id] == expected[:num_received]
         scores, expected_scores = (
@@ -719,7 +726,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scores == (expected_scores if num_received else expected_scores[: len(scores)])
 
     def pools_are_right(self, sequence_id: int) -> None:
-        """Each hidden state counts once, and the sum is told at the end."""
+        """Check that each hidden state counts once, and that the sum comes at the end."""
         if sequence_id not in self.expected_pools:
             return
         told = self.ended.get(sequence_id) is FinishReason.LENGTH

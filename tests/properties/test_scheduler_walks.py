@@ -1,4 +1,4 @@
-"""Long random walks over the scheduler: denser than what hypothesis draws, and not shrunk.
+"""Long random walks over the scheduler: denser than hypothesis's draws, and not shrunk.
 
 Each seed is one walk; `walk(seed)` repeats it.
 """

@@ -1,6 +1,7 @@
-"""A stream under every order of deliveries, reads and ways to leave, against a plain model of it.
+"""A stream in every order of deliveries, reads and ways to leave, compared with a plain model of
+it.
 
-The core loop's side (`put`, `finish_sample`, `finish`) and the reader's side act in any order; in
+The core loop's side (`put`, `finish_sample`, `finish`) and the reader's side act in any order. In
 between the event loop runs, or doesn't. There is exactly one end, and nothing after it.
 """
 
@@ -44,7 +45,7 @@ async def read_batch(stream: TokenStream, min_tokens: int) -> str | list[Token]:
 
 
 async def refused(stream: TokenStream) -> str:
-    """The message alone: an error that is kept would keep the stream, which `drop` must end."""
+    """Return only the message: keeping the error would keep the stream, which `drop` must end."""
     try:
         await anext(stream, END)
     except StreamBusyError as error:
@@ -68,7 +69,7 @@ class StreamMachine(RuleBasedStateMachine):
         seed=st.integers(0, 2**16),
     )
     def start(self, capacity, samples, lifetime, seed):
-        gc.freeze()  # what the whole suite has allocated: `drop` would look through it each time
+        gc.freeze()  # objects of the whole suite: `drop` would look through them each time
         self.loop = SimLoop(seed)
         self.told: list[str] = []
         self.mailbox = Mailbox("r", self.loop, self.tell, capacity, samples)
@@ -77,13 +78,13 @@ class StreamMachine(RuleBasedStateMachine):
         self.reader_waits = False
         self.lifetime = lifetime
         """Rules to run before the stream may end."""
-        # The model.
+        # State of the model.
         self.capacity = capacity
         self.buffer: list[Token] = []
         self.min_tokens = 1
-        """That the reader waits for."""
+        """Fewest tokens that the reader waits for."""
         self.has_news = False
-        """A sample began or ended since the last batch."""
+        """True if a sample began or ended since the last batch."""
         self.num_put = 0
         self.ends: list[FinishReason | None] = [None] * samples
         self.first_end: FinishReason | None = None
@@ -96,7 +97,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.put_seconds: list[list[float]] = [[] for _ in range(samples)]
         self.account = RequestAccount()
         self.told_account = RequestAccount()
-        """As it was at the end."""
+        """Account at the end."""
 
     def run(self) -> None:
         """Let the event loop do all that it can."""
@@ -189,7 +190,7 @@ class StreamMachine(RuleBasedStateMachine):
             self.let_the_loop_run()
 
     def is_held_back(self) -> bool:
-        """Whether the reader waits for more than there is."""
+        """True if the reader waits for more tokens than there are."""
         if self.min_tokens == 1 or self.has_news or self.end is not None:
             return False
         wanted = self.min_tokens * self.ends.count(None)
@@ -216,12 +217,12 @@ class StreamMachine(RuleBasedStateMachine):
         assert "another task is already reading" in refusal
 
     def check_reader(self, *, cancelled: bool) -> None:
-        """The loop has run: what must have become of the reader?"""
+        """Check what has become of the reader, after the loop has run."""
         reader = self.reader
         if reader is None:
             return
         if cancelled:
-            # One that had not begun to wait has not touched the stream.
+            # A reader that had not begun to wait has not touched the stream.
             if self.reader_waits:
                 self.model_leave()
             assert outcome_of(reader) == CANCELLED

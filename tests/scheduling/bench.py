@@ -28,7 +28,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Bench:
-    """Plans and commits steps; every plan and commit is followed by a check of the state."""
+    """Plans and commits steps. The state is checked after every plan and commit."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Bench:
         )
         self.page_tables = SlotPageTables(self.scheduler.num_slots, num_groups)
         self.pages: list[list[int]] = []
-        """Of each item of the last plan: the pages of its slot."""
+        """Pages of the slot of each item in the last plan."""
 
     @property
     def sequences(self) -> dict[int, SequenceState]:
@@ -113,8 +113,8 @@ class Bench:
         now_seconds: float = 0.0,
         **more: Any,
     ) -> tuple[int, ...]:
-        """Submit a prompt of these ids, or of 0, 1, 2, ...; the ids of its samples. `more`: hints,
-        its tenant for example, and other fields of the request."""
+        """Submit a prompt of these ids, or of 0, 1, 2, ...; return the ids of its samples. Hints,
+        for example a tenant, and other fields of the request are in `more`."""
         names = more.keys() & set(SchedulingHints.__struct_fields__)
         hints = SchedulingHints(**{name: more.pop(name) for name in names})
         ids = np.arange(prompt) if isinstance(prompt, int) else np.array(prompt)
@@ -159,7 +159,7 @@ class Bench:
         return self.commit(self.plan())
 
     def run(self) -> dict[int, list[int]]:
-        """Step until nothing is left; the tokens of every sequence."""
+        """Step until nothing is left; return the tokens of every sequence."""
         tokens: dict[int, list[int]] = {}
         while self.sequences:
             for entry in self.step():

@@ -1,4 +1,4 @@
-"""What the account of one request must come to, from the plans and updates alone."""
+"""Model of the account of one request, computed only from plans and updates."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class RequestModel:
         self.device_seconds = 0.0
         self.epoch = -1
         self.computed = 0
-        """Prompt tokens that the first sample computed since it began for the last time."""
+        """Prompt tokens that the first sample has computed since it last began."""
         self.cached_tokens: int | None = None
-        """Once the first token is there: those that it didn't compute."""
+        """Prompt tokens that it didn't compute; None before the first token."""
 
     def plan(self, item: WorkItem, epoch: int, now: float) -> None:
         if self.started_seconds is None:
@@ -34,11 +34,11 @@ class RequestModel:
         self.computed += max(0, end - item.start)
 
     def charge(self, seconds: float) -> None:
-        """Its share of a step that is done."""
+        """Add a share of the seconds of a step that is done."""
         self.device_seconds += seconds
 
     def take(self, sequence_id: int) -> None:
-        """A token came. What was found before a preemption, nobody knows here."""
+        """Take a token. After a preemption the tokens found before it are unknown here."""
         is_known = self.cached_tokens is not None or self.account.preemptions > 0
         if sequence_id == self.first and not is_known:
             self.cached_tokens = self.prompt_tokens - self.computed

@@ -1,4 +1,4 @@
-"""What a request has had of the engine: when it started, what it found, its share of the device."""
+"""Accounts of requests: when they started, what they found, their share of the device."""
 
 from __future__ import annotations
 

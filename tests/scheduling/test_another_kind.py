@@ -1,4 +1,4 @@
-"""A kind of group that nothing of the package names: memory and scheduler go by the contract."""
+"""A kind of group that the package doesn't know: memory and scheduler go by the contract."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_answers_are_right_whatever_is_shared_preempted_and_swapped(
 
 
 def serve_random_requests(bench: Bench, source: random.Random) -> None:
-    """Requests that begin alike come while others run; each gets the tokens that it has alone."""
+    """Serve random requests that begin alike and overlap; check that each gets the tokens that it
+    has alone."""
     prefix = [source.randrange(50) for _ in range(20)]
     expected: dict[int, list[int]] = {}
     received: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Sequences with a token that makes no numbers, in a crowd with which they share pages."""
+"""Sequences with a token whose logits are not numbers, among others that share pages with them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aioserve.steps.plan import PENDING_IDS, StepPlan
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench
 
-BAD = 9999  # none that is drawn
+BAD = 9999  # never drawn
 MAX_STEPS = 400
 MAX_TOKENS = 5
 
 
 class Device:
-    """Tells which rows are no numbers: those whose own tokens aren't and, where pages are
-    `spoilt`, those that read a page which was written together with such a token."""
+    """Reports rows that are not numbers: rows of sequences with a bad token of their own. With
+    `spoilt`, also rows that read a page which was written together with a bad token."""
 
     def __init__(self, bench: Bench, *, spoilt: bool) -> None:
         self.bench, self._spoils = bench, spoilt
@@ -53,8 +53,8 @@ class Device:
 
 
 def run_all(bench: Bench, device: Device) -> tuple[dict[int, list[int] | str], dict[int, int]]:
-    """Run all sequences with two steps in flight. Return the result of each, and how often each
-    began again."""
+    """Run all sequences with two steps in flight. Return the result of each, and the number of
+    times that each began again."""
     begun: dict[int, int] = {}
     got: dict[int, list[int] | str] = {one: [] for one in bench.sequences}
     in_flight: deque[tuple[StepPlan, StepOutcome]] = deque()
@@ -98,7 +98,8 @@ tails = st.tuples(st.integers(0, 30), st.integers(1, 40)).map(
 def test_those_whose_own_tokens_are_no_numbers_end_and_all_others_have_their_tokens(
     shared, good, bad, order, spoilt, page_size, samples, windows
 ):
-    """However pages are shared, and whether or not a page is spoilt by what stands behind it."""
+    """Holds for any sharing of pages, and whether or not a bad token spoils the rest of its
+    page."""
     bench = Bench(
         num_pages=2000 // page_size,
         page_size=page_size,

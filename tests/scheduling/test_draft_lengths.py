@@ -1,4 +1,4 @@
-"""How many guesses are verified: as many as bring the most tokens a second."""
+"""Numbers of draft tokens to verify: as many as bring the most tokens a second."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def record_of(limit: int, acceptance: float) -> DraftRecord:
 
 
 FREE = {1: 1.0, 512: 1.0}
-"""A row more costs nothing."""
+"""A further row costs nothing."""
 BY_ROW = {1: 1.0, 512: 512.0}
-"""A row more costs as much as the first."""
+"""A further row costs as much as the first."""
 
 
 def test_rows_that_cost_nothing_are_all_taken() -> None:
@@ -92,7 +92,7 @@ def test_a_step_full_of_prompts_has_no_time_for_guesses() -> None:
 
 
 def test_a_step_without_guesses_is_said_to_take_no_longer_than_one_with() -> None:
-    """A few that were slow for no reason don't tell otherwise for long."""
+    """A few steps that were slow for no reason don't change that for long."""
     lengths, records = DraftLengths(), [record_of(8, 0.3)] * 8
     for _ in range(3):
         lengths.took(8, 20.0, verified=False)

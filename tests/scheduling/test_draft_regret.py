@@ -1,7 +1,9 @@
-"""What the choice of lengths brings on made-up machines, beside the best length that stays the
-same: steps take a time that goes by their tokens and by the passes of the drafter, some take much
-longer for no reason, answers are short, some easier to guess than others, and who has one asks
-again a step later."""
+"""Results of the choice of lengths on made-up machines, compared with the best fixed length.
+
+The time of a step depends on its tokens and on the passes of the drafter, and some steps take much
+longer for no reason. Completions are short, and some are easier to draft than others. A caller with
+a completion asks again a step later.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,13 @@ from aioserve.scheduling.speculation.draft_lengths import FIRST_STEPS, DraftLeng
 LIMIT = 8
 PROMPT_TOKENS, SPREAD = 28, 0.12
 STEP, TOKEN, VERIFYING = 1.0, 0.03, 0.5
-"""Seconds of a step, and what is added by each token, and by guesses that are verified."""
+"""Seconds of a step, and the seconds added by each token and by verifying draft tokens."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`pass_seconds`: of the drafter, for each guess and for what it reads before."""
+    """A made-up machine. The drafter makes a pass of `pass_seconds` for each draft token, and one
+    more for what it reads before."""
 
     streams: int
     acceptance: float
@@ -29,7 +32,7 @@ class Machine:
     answer_tokens: int = 40
 
     def rate(self, seed: int, fixed: int | None = None, steps: int = 600) -> float:
-        """Tokens a second, by the choice or with a fixed number of guesses."""
+        """Tokens a second, by the choice or with a fixed number of draft tokens."""
         source, lengths = np.random.default_rng(seed), DraftLengths()
         records = [DraftRecord(LIMIT) for _ in range(self.streams)]
         left, whole, acceptance = [0] * self.streams, [0] * self.streams, [0.0] * self.streams
@@ -68,7 +71,7 @@ class Machine:
             lengths.took(
                 rows,
                 seconds * measured,
-                # Behind guesses nobody knows where the next step begins: it counts as verifying.
+                # Behind draft tokens the start of the next step is unknown: it counts as verifying.
                 verified=longest > 0 or was_verified,
                 longest=longest,
                 drafting=drafting * measured,

@@ -1,7 +1,7 @@
 """Sequences that lose entries in the middle, under the real scheduler: preempted, swapped, forked.
 
-What the fake device samples depends on the tokens, on their positions and on the indices of all
-entries that are left.
+The fake device's samples depend on the tokens, on their positions and on the indices of all entries
+that are left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _entries_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def expected_tokens(prompt: list[int], count: int, seed: int, page_size: int) -> list[int]:
-    """Tokens behind a prompt that is too short for anything to be dropped of it."""
+    """Tokens behind a prompt that is too short to lose any entry."""
     ids, held = list(prompt), [*range(len(prompt))]
     while True:
         entries = entries_of(np.array(ids, np.int64), 0, 0)[held]

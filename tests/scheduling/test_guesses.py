@@ -1,4 +1,4 @@
-"""Steps that verify guesses: whatever is guessed, the tokens are those without."""
+"""Steps that verify draft tokens: with any drafter, the tokens are those without one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bench_of(guess: Guess, **options) -> Bench:
 
 
 def run(bench: Bench, depth: int, step_seconds: float = 1.0) -> dict[int, list[int]]:
-    """Keep `depth` steps in flight until nothing is left; the tokens of every sequence."""
+    """Keep `depth` steps in flight until nothing is left; return the tokens of every sequence."""
     flying: deque[StepPlan] = deque()
     tokens: dict[int, list[int]] = {}
     while flying or bench.sequences:
@@ -66,13 +66,13 @@ def test_guesses_are_kept_up_to_the_first_that_is_wrong(num_right: int, depth: i
     assert bench.scheduler.counters.tokens_generated == 40
     if num_right == 4:  # five tokens a step, once the first is there and five without were tried
         assert bench.scheduler.counters.steps <= 1 + 8 + 5
-    # Nothing of a wrong guess is in the prefix tree.
+    # A wrong draft token leaves nothing in the prefix tree.
     bench.submit([*PROMPT, *TOKENS], max_tokens=4)
     assert [*run(bench, depth).values()] == [expected_tokens([*PROMPT, *TOKENS], 4)]
 
 
 def test_the_first_steps_of_each_answer_tell_what_to_expect_of_others() -> None:
-    """Answers whose guesses are right have more of them verified, and would count for more."""
+    """Completions with right draft tokens have more of them verified, and would count for more."""
     bench = bench_of(right_up_to(4), page_size=2)
     for answers in (1, 2):
         bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
@@ -173,7 +173,7 @@ def test_guesses_go_on_where_the_prefix_cache_has_all_pages(page_size: int) -> N
 
 
 class Few(SchedulingPolicy):
-    """Allows as many guesses as `answers` say, one after the other, and then none."""
+    """Allows the numbers of draft tokens in `answers`, one after the other, and then none."""
 
     def __init__(self, *answers: object) -> None:
         self.answers = [*answers]
@@ -211,8 +211,8 @@ def test_a_policy_that_says_what_is_no_number_of_guesses_is_not_heard(
 
 
 def test_a_failed_step_takes_back_what_it_wrote_before_the_place_in_its_plan() -> None:
-    """The plan's place is the last that it can be: where guesses were wrong, pages before it are
-    written too."""
+    """The plan's place is the last possible one. If draft tokens were wrong, pages before it are
+    written, too."""
     bench = bench_of(nothing_right, page_size=1, prefix_caching=True)
     bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
     bench.step()
@@ -284,7 +284,7 @@ def test_no_guess_changes_a_token(
 
 
 class Keeping(SchedulingPolicy):
-    """Pins all that is computed of a request."""
+    """Pins all computed tokens of a request."""
 
     def __init__(self) -> None:
         self.told: list[int] = []
@@ -297,7 +297,7 @@ class Keeping(SchedulingPolicy):
 @pytest.mark.parametrize("limit", [0, 4])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_what_is_told_to_be_computed_has_no_token_that_nobody_knows(limit: int, depth: int) -> None:
-    """It may be pinned, all of it, while steps are in flight that compute more."""
+    """All of it may be pinned while steps in flight compute more."""
     policy = Keeping()
     bench = bench_of(right_up_to(9), policy=policy, prefix_caching=True, page_size=2)
     sequence_id = bench.submit(PROMPT, 30, max_draft_tokens=limit)

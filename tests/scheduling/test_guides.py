@@ -1,4 +1,4 @@
-"""How a sequence is planned each of whose tokens is drawn under a mask."""
+"""Plans of a sequence that draws each of its tokens under a mask."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def outcome(plan: StepPlan | None, *token_ids: int) -> tuple[StepPlan, StepOutco
 
 
 def late(plan: StepPlan | None) -> tuple[StepPlan, StepOutcome]:
-    """Of a step with one row, whose mask came too late."""
+    """Plan and outcome of a step with one row, whose mask came too late."""
     assert plan is not None
     return plan, StepOutcome(step=plan.step, token_ids=(), token_counts={0: 0})
 
@@ -120,7 +120,7 @@ def test_a_row_whose_mask_is_late_is_sampled_when_it_is_there() -> None:
     one.commit(*outcome(first, 7), 0.0)
     third = one.plan(0.0)
     assert one.commit(*late(second), 0.0) == []
-    assert one.plan(0.0) is None  # nobody has said what comes behind 7
+    assert one.plan(0.0) is None  # the mask behind 7 is missing
     assert one.commit(*outcome(third, 99), 0.0) == []  # it was computed over nothing
     one.sanity_check()
     one.guide(sequence_id)
@@ -162,8 +162,8 @@ def test_forced_tokens_end_a_sequence_as_others_do() -> None:
 
 @pytest.mark.parametrize("leaves", ["ends", "is preempted"])
 def test_nothing_is_found_of_what_was_computed_over_a_row_without_its_mask(leaves: str) -> None:
-    """The step in flight has drawn something else than what is forced by now, and the one behind
-    it computes that."""
+    """The step in flight has drawn another token than the one forced meanwhile, and the next step
+    computes that."""
     one = scheduler()
     (sequence_id,) = one.submit(guided(max_tokens=12))
     one.guide(sequence_id)
@@ -183,7 +183,7 @@ def test_nothing_is_found_of_what_was_computed_over_a_row_without_its_mask(leave
 
 
 def drawn_ahead(*forced: int, max_tokens: int = 8) -> tuple[Scheduler, int]:
-    """A sequence whose first token, 7, is known, with forced tokens behind it that are drawn."""
+    """A sequence whose first token, 7, is known, followed by forced tokens that are drawn."""
     one = scheduler()
     (sequence_id,) = one.submit(guided(max_tokens=max_tokens))
     one.guide(sequence_id)
@@ -286,4 +286,4 @@ def test_where_seats_are_taken_they_are_drawn_one_by_one_and_guesses_come_behind
         one.commit(*outcome(flying.pop(0), token_id), 0.0)
     one.sanity_check()
     assert items(one.plan(0.0)) == [(6, [10, *[DRAFT_TOKEN] * 4])]
-    assert not caplog.messages  # of a plan that failed and was made anew
+    assert not caplog.messages  # of a failed plan that was repeated

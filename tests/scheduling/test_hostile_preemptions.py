@@ -1,5 +1,5 @@
-"""Whatever a policy answers to the questions about those that run, it harms nobody: nonsense is a
-fault, and ill will that never ends delays the requests and no more."""
+"""Policies harm no request by any answer about running ones. Nonsense is a fault, and endless ill
+will only delays the requests."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ NONSENSE = [
 
 
 def served(bench: Bench, prompts: list[list[int]] = PROMPTS) -> None:
-    """All are served with their tokens, two steps ahead, and nothing is left."""
+    """Serve all prompts two steps ahead. Check that all get their tokens, and that nothing is
+    left."""
     first = bench.submit(prompts[0], MAX_TOKENS)
     for prompt in prompts[1:]:
         bench.submit(prompt, MAX_TOKENS)
@@ -177,7 +178,7 @@ def test_an_answer_that_raises_when_it_is_looked_at_harms_nobody(touches, error)
 
 
 def test_a_way_to_preempt_is_made_anew_of_a_plain_str():
-    """It is compared again by the memory, where nobody looks after what it raises."""
+    """The memory compares it again, and an exception there would not be caught."""
     way: Any = type(
         "Way",
         (HostileText,),
@@ -223,7 +224,7 @@ ILL_WILL: dict[str, list[Callable[..., Any]]] = {
 
 @st.composite
 def ill_willed(draw: st.DrawFn) -> SchedulingPolicy:
-    """Answers each question in one way, for ever."""
+    """Draw a policy that answers each question in one way, for ever."""
     members: dict[str, Any] = {"victim_of_any_age": draw(st.booleans())}
     for question, answers in ILL_WILL.items():
         if (answer := draw(st.none() | st.sampled_from(answers))) is not None:

@@ -1,4 +1,4 @@
-"""What it costs a sequence that a mask comes late: a token that is computed again, and no more."""
+"""Cost of a late mask to its sequence: one token is computed again, and no more."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Served:
     def __init__(
         self, late: Collection[int], *, depth: int = 2, told: str = "after", **options: Any
     ):
-        """`told`: when they come, "before" the step's commit, "after" it or a "step" later; where
-        that is "never", the test says."""
+        """`told` says when they come: "before" the step's commit, "after" it, or a "step" later.
+        With "never", the test decides."""
         self.bench = Bench(**options)
         self.told = told
         self.late = {len(PROMPT) + index for index in late}
@@ -71,7 +71,8 @@ class Served:
             self.finish(self.pipeline.in_flight[0])
 
     def finish(self, plan: StepPlan) -> None:
-        """Where the mask isn't late, or nobody will hear of the row, anything may be drawn."""
+        """Finish a step. If the mask isn't late, or the row will be dropped, anything may be
+        drawn."""
         ((run, item, _),) = self.bench.scheduler.state.in_flight[plan.step]
         masks = LateMasks(range(len(item.rows)))
         is_late = run.goes_on and bool(item.rows) and item.end in self.late
@@ -249,7 +250,7 @@ def test_one_whose_mask_does_not_come_makes_room_for_those_that_wait() -> None:
 
 @pytest.mark.parametrize("short_of", ["slots", "pages"])
 def test_nobody_stands_still_for_a_mask_alone(short_of: str) -> None:
-    """The one whose mask is late is older, and nothing else can be computed."""
+    """The sequence whose mask is late is older, and nothing else can be computed."""
     slots = 1 if short_of == "slots" else 2
     served = Served([5], told="never", max_num_seqs=slots, num_pages=32, page_size=4)
     bench = served.bench

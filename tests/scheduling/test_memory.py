@@ -1,4 +1,4 @@
-"""What sequences share, copy, publish, lose and get back: one rule of the KV memory at a time."""
+"""KV memory that sequences share, copy, publish, lose and get back: one rule at a time."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_the_answer_is_found_by_the_next_turn(depth):
             answer += [update.token_id for update in pipeline.finish(outcome, 0.0)]
     b = bench.submit([*range(10), *answer, 7, 7, 7])
 
-    # Four full pages: the KV of the last token of an answer is never computed.
+    # Four full pages: the KV of the last token of a completion is never computed.
     assert work(bench.plan()) == [(b, 16, 7)]
 
 
@@ -182,7 +182,7 @@ def test_a_page_is_found_when_all_of_its_tokens_are_known_and_no_step_before():
     second = bench.plan()  # computes it, and brings token 7
     bench.commit(first)
 
-    third = bench.plan()  # computes token 7, which nobody knows yet
+    third = bench.plan()  # computes token 7, which the host doesn't know yet
 
     assert bench.sequences[a].lease.computed == 8
     assert bench.view(a).computed_tokens == 7
@@ -322,7 +322,7 @@ def test_bad_pages_that_were_found_in_the_cache_do_not_stay_there():
     bench = cached(max_num_batched_tokens=4)
     a = bench.submit(9)
     bench.step()
-    bench.scheduler.finish(a)  # never sampled: nobody knows that its page is bad
+    bench.scheduler.finish(a)  # never sampled, so its page isn't known to be bad
     b = bench.submit(9)
     bench.step()
     assert commit_with_a_bad_row(bench, bench.plan(), 0) == []  # it may be the page's fault
@@ -412,7 +412,7 @@ def test_eight_answers_to_a_long_prompt_take_memory_for_their_own_tokens_only(pr
     for _ in range(31):
         bench.step()
 
-    # 62 full pages are shared; each answer has its own from token 992 to 1031.
+    # 62 full pages are shared; each completion has its own from token 992 to 1031.
     assert bench.memory.usage().pages_copied_total == 7
     held = 62 + 8 * 3
     assert bench.pool.num_pages - bench.pool.num_free - bench.pool.num_fenced <= held

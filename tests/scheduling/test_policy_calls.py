@@ -316,7 +316,7 @@ def test_an_order_that_never_ends_is_cut_at_its_first_repetition(caplog):
 
 
 def request_view(arrival_index: int) -> RequestView:
-    """Of which the guard sees no more than when it came."""
+    """View of which the guard sees only its place in the order of arrival."""
     sequence: Any = SimpleNamespace(sequence_id=arrival_index)
     memory: Any = None
     return RequestView(_sequence=sequence, _memory=memory)

@@ -1,4 +1,5 @@
-"""What a policy may wish for those that run, what is granted, and that all get to their end."""
+"""Wishes of a policy for running sequences, their limits, and the promise that all reach their
+end."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def indexes(requests):
 
 
 def decoding(bench: Bench, count: int, max_tokens: int = 8, prompt: int = 4) -> list[int]:
-    """So many sequences that are ready for their next token."""
+    """Submit `count` sequences and run them until they are ready for their next token."""
     ids = [bench.submit([10 * i + j for j in range(prompt)], max_tokens) for i in range(count)]
     while any(bench.sequences[i].remaining > 1 or not bench.sequences[i].slot + 1 for i in ids):
         bench.step()
@@ -30,7 +31,7 @@ def decoding(bench: Bench, count: int, max_tokens: int = 8, prompt: int = 4) -> 
 
 
 class Asking(SchedulingPolicy):
-    """Answers with what the test says, once it says something."""
+    """Answers what the test sets, from then on."""
 
     def __init__(self, **answers):
         self.answers = answers
@@ -86,7 +87,7 @@ def test_where_nobody_is_named_one_goes_on_unasked():
 
 
 def test_one_that_made_others_give_their_pages_decodes_although_others_are_named():
-    """Else it would be named whenever it takes pages, and never when it has them."""
+    """Otherwise it would be named whenever it takes pages, and never when it has them."""
     policy = Decodes()
     bench = Bench(policy=policy, num_pages=5)
     first, second = (bench.submit([10 * i + j for j in range(4)], 12) for i in range(2))
@@ -147,7 +148,7 @@ def test_who_is_taken_off_the_device_gives_its_pages_back_and_goes_on_with_the_s
 
 
 def test_one_is_preempted_at_a_wish_only_so_often_for_each_token():
-    """A prompt that takes three steps would else begin again for ever."""
+    """Otherwise a prompt that takes three steps would begin again for ever."""
     policy = Preempts(preempt=lambda running, view: running)
     bench = Bench(policy=policy, max_num_batched_tokens=16)
     bench.submit(40, 3)
@@ -170,7 +171,7 @@ def test_candidates_for_preemption_are_those_that_will_not_end_by_themselves():
     ending = bench.submit(4, 2)
     going_on = bench.submit(4, 8)
     bench.step()
-    plan = bench.plan()  # samples the last token of the one
+    plan = bench.plan()  # samples the last token of the first one
     policy.answers["preempt"] = lambda running, view: asked.append(indexes(running)) or ()
     bench.plan()
     assert asked == [[going_on]]
@@ -274,7 +275,7 @@ def cached(bench: Bench, prompt: list[int]) -> int:
 
 
 def fill(bench: Bench, start: int = 100, prompt: int = 24) -> None:
-    """Others come, as many as it takes to evict whatever can be."""
+    """Submit enough other requests to evict everything evictable."""
     for i in range(8):
         bench.submit([start + 50 * i + j for j in range(prompt)], 1)
         bench.run()
@@ -325,7 +326,8 @@ def test_pins_give_way_to_the_next_one_when_nothing_runs():
 
 
 def test_pins_give_way_to_one_that_may_displace_others_although_it_finds_part_of_its_prompt():
-    """What it finds can be evicted as well, and is no room for the rest of the prompt."""
+    """The pages that it finds can be evicted as well, and are no room for the rest of the
+    prompt."""
 
     class Urgent(Pins):
         def precedence(self, request):

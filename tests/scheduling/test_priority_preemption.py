@@ -1,4 +1,4 @@
-"""Who gives way to whom: the promises of the mechanism, whatever a policy answers."""
+"""Preemption by precedence: the promises of the mechanism for any answers of a policy."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_nobody_gives_way_if_that_is_not_enough():
     bench.submit([1] * 14, 6, priority=2)
     bench.submit([2] * 6, 6, priority=0)
     bench.step()
-    bench.submit([3] * 20, 4, priority=1)  # five pages: four are another's who is above it
+    bench.submit([3] * 20, 4, priority=1)  # five pages: four are another's that is above it
     bench.step()
     plan = bench.plan()
     assert plan.preempted == ()
@@ -116,7 +116,7 @@ def test_nobody_gives_way_if_that_is_not_enough():
 
 
 def test_whoever_is_not_needed_is_spared():
-    """Named first is one whose page alone doesn't help, and then one whose pages do."""
+    """The first one named has a page that doesn't help, and the next one has pages that do."""
 
     class SmallestFirst(ByPriority):
         def displaces(self, request, running, view):
@@ -167,7 +167,7 @@ def test_pages_that_come_back_anyway_make_nobody_give_way():
 
 
 def test_one_that_never_starts_displaces_no_more_than_can_run_at_once():
-    """Others take each seat that is made for it."""
+    """Others take each slot that is made for it."""
 
     class Teasing(ByPriority):
         def __init__(self) -> None:
@@ -189,7 +189,8 @@ def test_one_that_never_starts_displaces_no_more_than_can_run_at_once():
 
 
 def test_one_of_higher_precedence_gets_its_turn_before_older_ones_that_have_no_room():
-    """One token a step, and the older one, which may take nobody's page, would be given each."""
+    """There is one token a step. The older one, which may take no one's page, would get each of
+    them."""
     bench = Bench(policy=ByPriority(), num_pages=4, max_num_batched_tokens=1, max_num_seqs=2)
     old = bench.submit([1], 14)
     bench.step()
@@ -210,7 +211,7 @@ def test_the_pages_of_an_older_one_go_to_one_of_higher_precedence_that_grows():
 
 
 class Drawn(ByPriority):
-    """Names as many as drawn, in an order that is drawn and stays."""
+    """Names `count` of the requests, in a random order that stays."""
 
     def __init__(self, seed: int, count: int) -> None:
         self.seed, self.count = seed, count
@@ -223,7 +224,7 @@ class Drawn(ByPriority):
 
 
 def has_room(bench: Bench, sequence: SequenceState, leaving: set[int]) -> bool:
-    """Whether a waiting sequence has seats and pages without those that are `leaving`, as sets of
+    """True if a waiting sequence has slots and pages once `leaving` are gone. Compares sets of
     pages: those of the others, and those that it finds."""
     state, memory, reserve = bench.scheduler.state, bench.memory, bench.scheduler.state.reserve
     others = [s for s in state.running if s.sequence_id not in leaving and not s.exhausted]

@@ -1,4 +1,4 @@
-"""The recount of a scheduler's state finds whatever is off, also where the sums are right."""
+"""Recount of a scheduler's state: it finds everything that is off, even if the sums are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of a prompt's tokens: each is told once, whatever comes between two chunks."""
+"""Scores of a prompt's tokens: each is reported once, whatever comes between two chunks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.scheduling.bench import Bench
 
 @pytest.mark.parametrize("prefix_caching", [False, True])
 def test_scores_that_a_preemption_drops_are_computed_again(prefix_caching: bool) -> None:
-    """Two chunks are in flight; the second one's scores are dropped, and the first one's are not
-    told again."""
+    """Two chunks are in flight. The second one's scores are dropped, and the first one's are not
+    repeated."""
     bench = Bench(prefix_caching=prefix_caching, max_num_batched_tokens=6)
     bench.submit(20, 1, score_from=1)
     first, second = bench.plan(), bench.plan()

@@ -1,4 +1,5 @@
-"""What a policy keeps of a step for some requests no other gets, be it for decodes or prompts."""
+"""Shares of a step that a policy keeps for some requests: no other request gets them, for decodes
+or prompts."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ BUDGET = 16
 
 
 class Recording(SchedulingPolicy):
-    """Answers as it is told to, and keeps what it answered by step."""
+    """Keeps its answers by step. Subclasses decide about the shares."""
 
     def __init__(self) -> None:
         self.answers: dict[int, tuple[list[tuple[set[int], int]], int]] = {}
-        """By step: of each share its requests and its tokens, and the tokens of all."""
+        """Answers by step: the requests and tokens of each share, and the tokens of the step."""
         self.asked: list[int] = []
 
     def shares(self, view: SchedulerView) -> StepBudget | None:
@@ -68,7 +69,7 @@ class AtRandom(Recording):
 
 
 def over_shares(plan: StepPlan, shares: Sequence[tuple[set[int], int]]) -> int:
-    """Tokens of a plan that aren't of a share."""
+    """Tokens of a plan outside of any share."""
     used = Counter[int]()
     for item in plan.items:
         used[item.sequence_id] += item.count
@@ -77,7 +78,8 @@ def over_shares(plan: StepPlan, shares: Sequence[tuple[set[int], int]]) -> int:
 
 
 def run(bench: Bench, policy: Recording, *, depth: int) -> int:
-    """Serve all, with a check of each plan; how many plans had shares and more than one item."""
+    """Serve all, and check each plan. Return the number of plans with shares and more than one
+    item."""
     pipeline = StepPipeline(bench.scheduler, lambda plan: plan, depth=depth)
     checked = 0
     received: dict[int, list[int]] = {one: [] for one in bench.sequences}
@@ -144,10 +146,11 @@ class Gold(Recording):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_tenant_has_its_share_of_each_step_in_decodes_and_in_prompts(depth: int) -> None:
-    """Twelve decodes of others, and prompts of theirs, want all sixteen tokens of each step."""
+    """Twelve decodes of others, and their prompts, want all sixteen tokens of each step."""
 
     def least_share(policy: SchedulingPolicy) -> tuple[int, set[str]]:
-        """The least that the tenant got where it could use more, and what it computed."""
+        """Least number of tokens that the tenant got when it could use more, and the kinds of work
+        that it had."""
         bench = Bench(policy=policy, num_pages=4000, max_num_batched_tokens=BUDGET, max_num_seqs=64)
         for number in range(14):
             bench.submit([number], 200)
@@ -254,7 +257,7 @@ class TenthOfASecond:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_simulator_keeps_shares_too(overlap: bool) -> None:
-    """Eight tenants of a made-up workload; the fourth has a sixteenth of the requests."""
+    """Eight tenants of a made-up workload. The fourth has a sixteenth of the requests."""
     trace = synthetic_trace("tenants", 120, rate=40.0)
 
     class Fourth(Recording):

@@ -1,4 +1,4 @@
-"""What policies see of those that wait."""
+"""Views of waiting requests, which policies see."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_a_request_starts_exactly_if_there_are_the_pages_that_it_says(reserve):
             return budget_tokens
 
     def wait_for_the_last(shared: int, own: int) -> None:
-        """Behind one that runs: the cache has `shared` tokens, which only the last one finds."""
+        """Submit requests behind one that runs: the cache has `shared` tokens, which only the last
+        one finds."""
         bench = Bench(
             policy=Looks(),
             num_pages=14,

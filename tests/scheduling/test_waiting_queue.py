@@ -1,4 +1,4 @@
-"""The queue of those that wait, against a plain list of them."""
+"""Queue of waiting sequences, compared with a plain list of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tiers import examples
 
 
 class Sequence:
-    """As much of one as the queue looks at."""
+    """The part of a sequence that the queue looks at."""
 
     def __init__(self, sequence_id: int, guided: bool) -> None:
         self.sequence_id = sequence_id
@@ -100,7 +100,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def look_twice(self) -> None:
-        """While nothing changes, nothing is made anew."""
+        """The same views are returned while nothing changes."""
         if not any(s.is_held for s in self.waiting):
             assert self.queue.views() is self.queue.views()
 

@@ -1,4 +1,4 @@
-"""Groups of window layers: pages that leave with the window, and what is found without them."""
+"""Groups of window layers: pages that leave with the window, and hits without them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WINDOWS: dict[str, Any] = {"num_window_groups": 2, "window": 10}
 
 
 def serve(bench: Bench, prompt: list[int], max_tokens: int = 6) -> list[int]:
-    """The answer, which is the one that the prompt determines."""
+    """Serve a prompt; return its completion, which must be the one that the prompt determines."""
     sequence_id = bench.submit(prompt, max_tokens)
     tokens = bench.run()[sequence_id]
     assert tokens == expected_tokens(prompt, max_tokens)
@@ -25,7 +25,8 @@ def serve(bench: Bench, prompt: list[int], max_tokens: int = 6) -> list[int]:
 
 
 def cached_tokens_of_a_replay(**options: Any) -> int:
-    """Four conversations of four turns, in turn, behind one system prompt of 39 tokens."""
+    """Cached tokens of four conversations of four turns, in turn, behind one system prompt of 39
+    tokens."""
     bench = Bench(**{"page_size": 4, "prefix_caching": True, **options})
     system = [(3 * i) % 101 for i in range(39)]
     histories = [[*system] for _ in range(4)]
@@ -64,7 +65,7 @@ def test_a_long_prompt_holds_all_pages_of_the_first_group_and_the_last_window_of
         )
     lease = bench.sequences[sequence_id].lease
     assert lease.num_pages == -(-lease.computed // 4)
-    # The last token known may be computed again, and sees 10 with itself.
+    # The last known token may be computed again, and sees 10 with itself.
     first = (lease.computed - 1 - 9) // 4
     assert first - 1 <= lease.tables[1].first <= first
     assert most <= 2 * (64 // 4 + 4), "a chunk, and a window before it"
@@ -126,7 +127,7 @@ def test_plans_name_the_pages_of_all_groups_position_by_position() -> None:
 
 
 def test_the_oldest_prefill_takes_its_window_pages_from_the_younger() -> None:
-    """Two prompts that have begun can't both go on: the younger begins again."""
+    """Two prompts in progress can't both go on: the younger one begins again."""
     bench = Bench(num_pages=2 * 10 + 3, num_window_groups=1, window=16, max_num_batched_tokens=8)
     first, second = bench.submit(36, 4), bench.submit(list(range(100, 136)), 4)
     tokens = bench.run()
@@ -136,7 +137,7 @@ def test_the_oldest_prefill_takes_its_window_pages_from_the_younger() -> None:
 
 def test_idle_window_pages_go_before_a_leaf_that_was_used_since_and_with_one_of_their_age() -> None:
     bench = Bench(num_pages=100, prefix_caching=True, num_window_groups=1, window=4)
-    serve(bench, list(range(23)), 2)  # six pages, the last window pages idle as old as the leaf
+    serve(bench, list(range(23)), 2)  # six pages; last window pages as old as the leaf
     tree, pool = bench.tree, bench.pool
     assert tree.num_pages == pool.num_held == 12
     since = [since for _, since in pool.idle_owners()]
