@@ -1,5 +1,5 @@
-"""What plugin authors and aioserve's own tests share: an engine without a model, a clock without
-time, and checks of an engine's state.
+"""Tools that plugin authors and aioserve's own tests share: an engine without a model, a virtual
+clock, and checks of an engine's state.
 
     async def serve_two():
         async with Engine(FakeModel(), policy=MyPolicy()) as engine:

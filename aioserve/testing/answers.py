@@ -1,4 +1,4 @@
-"""Answers that a test writes for a `FakeModel`: which one a request gets, and how it is written.
+"""Answers that a test writes for a `FakeModel`: the choice of one for each request, and its form.
 
 Knows requests as their callers gave them. Must not know tokens, steps or pages.
 """
@@ -33,16 +33,16 @@ CALL_KEYS = {"name", "arguments"}
 
 
 class NoAnswerError(Exception):
-    """A request that gets no answer, and why; it ends with this message."""
+    """A request gets no answer; it ends with this message, which says why."""
 
 
 class FakeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for an answer, as the program that is tested sent it."""
+    """A request for an answer, as the tested program sent it."""
 
     messages: list[dict[str, Any]] | None
-    """Messages, as `Engine.chat` takes them; None where the prompt is no chat."""
+    """Messages, as `Engine.chat` takes them; None if the prompt is no chat."""
     prompt: str | None
-    """The prompt, where it is text or token ids; None for messages."""
+    """Text of a prompt of text or token ids; None for messages."""
     tools: list[dict[str, Any]]
     """Tools on offer, those of the OpenAI API; empty without any."""
     chat_template_kwargs: dict[str, Any]
@@ -55,7 +55,7 @@ class Answers:
 
     One text or call answers every request. Each request takes the next of a sequence or an
     iterator. A function is called with the messages, or the text of a prompt that is no chat.
-    Raises `ConfigError` for what is none of these.
+    Raises `ConfigError` for anything else.
     """
 
     def __init__(self, given: GivenAnswers) -> None:
@@ -79,9 +79,11 @@ class Answers:
                 _check(f"answers[{index}]", answer)
 
     def take(self, request: FakeRequest, tool_parser: str | None) -> list[str]:
-        """The answer of a request in each way in which a model may write it, of which one fits the
-        form that it must have. `tool_parser` names what reads calls; None: nothing does. Raises
-        `NoAnswerError`."""
+        """Return the answer of a request in each way in which a model may write it.
+
+        One of these fits the form that the request asks for. `tool_parser` names the reader of
+        calls; None: there is none. Raises `NoAnswerError`.
+        """
         answer = self._next(request)
         if (problem := _problem(answer)) is not None:
             raise NoAnswerError(f"FakeModel: an answer must be {problem}")
@@ -127,7 +129,9 @@ class Answers:
 
 
 def failed(what: str, error: BaseException) -> NoAnswerError:
-    """The error of a request for which a function of the test failed, which is logged."""
+    """Return the error of a request for which a function of the test failed. The failure is
+    logged.
+    """
     logger.error("%s of a FakeModel failed", what, exc_info=error)
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = f"line {last.lineno} of {os.path.basename(last.filename)}"
@@ -140,7 +144,7 @@ def _check(name: str, answer: Any) -> None:
 
 
 def _problem(answer: Any) -> str | None:
-    """Says of a bad answer what it must be; None for a good one."""
+    """Return what a bad answer must be instead; None for a good one."""
     if inspect.iscoroutine(answer):
         answer.close()
     if not isinstance(answer, str | Mapping | Sequence) or isinstance(answer, bytes | bytearray):
@@ -193,7 +197,7 @@ def _arguments(call: Mapping[str, Any]) -> str:
 
 
 def _alone(answer: Answer, request: FakeRequest) -> str:
-    """The arguments of a call alone, for a request that names the function to call."""
+    """Return only the arguments of a call, for a request that names the function to call."""
     parts = _parts(answer)
     calls = [part for part in parts if isinstance(part, Mapping)]
     if not calls:
@@ -213,8 +217,10 @@ def _alone(answer: Answer, request: FakeRequest) -> str:
 
 
 def _named_tools(request: FakeRequest) -> list[str]:
-    """Tools whose arguments are the form that the answer must have: what is left of the name where
-    a request over HTTP names one."""
+    """Return the tools whose arguments are the form that the answer must have.
+
+    A request over HTTP may name its function only like this.
+    """
     wanted = request.params.structured_output
     if wanted is None or wanted.json_schema is None:
         return []
@@ -228,7 +234,9 @@ def _named_tools(request: FakeRequest) -> list[str]:
 
 
 def _json(answer: Answer) -> list[str]:
-    """A list of calls, or one, without any mark, for a request in which calls must come."""
+    """Return a list of calls, or also a single call, without marks, for a request that requires
+    calls.
+    """
     parts = _parts(answer)
     calls = [_object(part) for part in parts if isinstance(part, Mapping)]
     if not calls:

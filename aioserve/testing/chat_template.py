@@ -30,5 +30,5 @@ These tools may be called, as <tool_call>{"name": ..., "arguments": ...}</tool_c
 
 
 def chat_template() -> ChatTemplate:
-    """The template, compiled."""
+    """Return the compiled template."""
     return ChatTemplate(_SOURCE, origin="FakeModel")

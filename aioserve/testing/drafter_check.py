@@ -1,7 +1,7 @@
-"""Whether a drafter keeps its contract, tried on random sequences.
+"""Check of a drafter's contract on random sequences.
 
-Several sequences at a time start, grow and end in slots that come free and are taken again. They
-are made of few different tokens, so that there is something to guess, and belong to two namespaces.
+Several sequences at a time start, grow and end, in slots that are reused. They have few different
+tokens, so that something can be predicted, and belong to two namespaces.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ NUM_IDS = 4
 """Different tokens in a workload, so that most come again."""
 MAX_LIMIT = 8
 MAX_SMALLER = 60
-"""Tried after a failure, for one that is easier to read."""
+"""Smaller workloads that are tried after a failure, for one that is easier to read."""
 MIN_EVENTS, MAX_EVENTS = 10, 30
 NO_VOCAB_SIZE = 2**31
-"""A drafter isn't told the model's, and int32 has no larger ids."""
+"""Stand-in for the model's vocabulary size, which a drafter isn't told: int32 has no larger ids."""
 TIMED_TOKENS = 32_768
 TIMED_IDS = 2_000
 TIMED_RUN_TOKENS = 32
@@ -42,25 +42,26 @@ TIMED_STEPS = 100
 
 
 class DraftTimes(msgspec.Struct, frozen=True):
-    """How long a drafter takes for a sequence with a prompt of 32,768 tokens, on this machine."""
+    """Times of a drafter for a sequence with a prompt of 32,768 tokens, on this machine."""
 
     start_seconds: float
     step_seconds: float
-    """Mean time to take in the token of a step and to guess those behind it."""
+    """Mean time to take in the token of a step and to draft the tokens behind it."""
 
 
 def check_drafter(make_drafter: Callable[[], Drafter], *, max_examples: int = 100) -> DraftTimes:
-    """Raise `AssertionError`, with the fewest calls that show it, unless the drafter
+    """Raise `AssertionError`, with the fewest calls that show it, unless the drafter keeps its
+    contract.
 
-    - raises nothing, and guesses token ids, no more than it may, in branches too;
-    - guesses alike when a new object hears the same;
-    - guesses for a namespace what it would if there were no other, in whatever slots;
-    - guesses for all slots at once what it guesses for one after the other;
-    - guesses the same where it is asked twice, if it says that it `is_quick`.
+    - It raises nothing, and returns token ids, no more than it may, in branches too.
+    - A new object that hears the same returns the same.
+    - It drafts for a namespace as if there were no other, in whatever slots.
+    - It drafts for all slots at once what it drafts for one after the other.
+    - It drafts the same if it is asked twice, if it says that it `is_quick`.
 
     `make_drafter` makes a new drafter with each call: a class, or a function for one with options.
-    The result, how long it takes, is for its author to judge. Needs hypothesis. Raises
-    `ConfigError` for arguments that are none.
+    The author judges the returned times. Needs hypothesis. Raises `ConfigError` for invalid
+    arguments.
     """
     check_arguments("make_drafter", make_drafter, max_examples)
     drafter = make_drafter()
@@ -96,18 +97,18 @@ def check_drafter(make_drafter: Callable[[], Drafter], *, max_examples: int = 10
     return _times(make_drafter())
 
 
-# -- what comes
+# -- workloads
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """A sequence is guessed for, and has these tokens next."""
+    """Draft for a sequence, which then has these next tokens."""
 
     limit: int
     token_ids: tuple[int, ...]
 
 
 class Start(msgspec.Struct, frozen=True):
-    """A sequence starts, where a slot is free."""
+    """Start of a sequence, if a slot is free."""
 
     namespace: bytes
     prompt_ids: tuple[int, ...]
@@ -116,13 +117,15 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A step: entry `i` is for the sequence in slot `i`, if there is one; None: it pauses."""
+    """One step: entry `i` is for the sequence in slot `i`, if there is one; None: it pauses."""
 
     growths: tuple[Growth | None, ...]
 
 
 class End(msgspec.Struct, frozen=True):
-    """The sequence in a slot, if there is one, ends; or it is preempted and starts again."""
+    """End of the sequence in a slot, if there is one; or its preemption, after which it starts
+    again.
+    """
 
     slot: int
     starts_again: bool
@@ -147,17 +150,17 @@ def _workloads() -> SearchStrategy[list[Event]]:
     return st.lists(event, min_size=MIN_EVENTS, max_size=MAX_EVENTS)
 
 
-# -- what a drafter is told of it
+# -- calls of a drafter
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call of one of the methods for one slot."""
+    """Call of one of the methods for one slot."""
 
     method: Literal["start", "extend", "draft", "end"]
     slot: int
     namespace: bytes
     argument: Any = None
-    """What it takes beside the slot."""
+    """Argument beside the slot."""
 
     def __str__(self) -> str:
         told: Any = "" if self.argument is None else f", {self.argument}"
@@ -222,7 +225,7 @@ def _num_calls(events: Sequence[Event]) -> int:
 
 
 def _alone(group: Group, namespace: bytes) -> Group:
-    """The calls about one namespace, in other slots."""
+    """Return the calls about one namespace, in other slots."""
     return [
         msgspec.structs.replace(call, slot=SLOTS + call.slot)
         for call in group
@@ -236,17 +239,20 @@ def _ids(token_ids: Sequence[int]) -> TokenIds:
     return ids
 
 
-# -- what comes back
+# -- results
 
 Guesses = dict[tuple[int, int], list[Any]]
-"""Guesses by the number of their group and their slot, counted from 0 wherever slots begin; behind
-them a list for each branch."""
+"""Draft tokens by the number of their group and their slot, with a list for each branch behind
+them. Slots are counted from 0 wherever they begin.
+"""
 
 
 def _replay(
     drafter: Drafter, groups: Sequence[Group], *, at_once: bool = False, times: int = 1
 ) -> Guesses:
-    """What is guessed in the end, where each guess is asked for so many times."""
+    """Return the draft tokens of all calls. Each draft is asked for `times` times, and the last
+    counts.
+    """
     guesses: Guesses = {}
     for number, group in enumerate(groups):
         whole = at_once and group and group[0].method in ("extend", "draft")
@@ -276,7 +282,7 @@ def _branches(drafter: Drafter, slot: int, left: int) -> list[list[int]]:
 
 
 def _answers(drafter: Drafter, calls: Sequence[Call], *, at_once: bool) -> Sequence[object]:
-    """An answer to each of some calls, which are one `at_once`."""
+    """Return an answer to each of some calls, which are one call if `at_once`."""
     if not at_once:
         [call] = calls
         method = getattr(drafter, call.method)
@@ -292,7 +298,7 @@ def _answers(drafter: Drafter, calls: Sequence[Call], *, at_once: bool) -> Seque
 
 
 def _compare(groups: Sequence[Group], guessed: Guesses, others: Guesses, who: str) -> None:
-    """Raise where `others`, guessed in these calls by another object, aren't what was `guessed`."""
+    """Raise if `others`, drafted in these calls by another object, differ from `guessed`."""
     for (number, slot), found in others.items():
         if found != guessed[number, slot]:
             raise _failure(
@@ -307,7 +313,7 @@ def _failure(groups: Sequence[Group], what: str) -> AssertionError:
 
 
 def _times(drafter: Drafter) -> DraftTimes:
-    """Runs of tokens that come again and again, as in a file that is edited."""
+    """Time a drafter on runs of tokens that come again and again, as in a file that is edited."""
     noise = np.random.default_rng(0)
     runs = noise.integers(0, TIMED_IDS, (TIMED_TOKENS // TIMED_RUN_TOKENS // 4, TIMED_RUN_TOKENS))
     order = noise.integers(0, len(runs), TIMED_TOKENS // TIMED_RUN_TOKENS + TIMED_STEPS)

@@ -1,5 +1,6 @@
-"""Vectors of texts without a model: equal texts have equal ones, and texts that share words are
-near each other."""
+"""Vectors of texts without a model: equal texts have equal vectors, and texts that share words have
+near ones.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ __all__ = ["Embeddings", "TextEmbedder", "Vector", "vector_of"]
 
 DIMENSIONS = 64
 SHARE_OF_THE_WHOLE = 0.1
-"""Part that all of a text has in its vector, beside that of each word."""
+"""Weight of the whole text in its vector, beside that of each word."""
 _WORD = re.compile(r"\w+")
 
 Vector = npt.NDArray[np.float32]
@@ -27,8 +28,10 @@ TextEmbedder = Callable[[str], Sequence[float] | npt.NDArray[np.floating]]
 
 
 def vector_of(text: str) -> Vector:
-    """The vector of a text, float32 `[64]`: a sum of a random one for each word, whatever its case,
-    and one for the whole text."""
+    """Return the vector of a text, float32 `[64]`.
+
+    It is a sum of a random vector for each word, whatever its case, and one for the whole text.
+    """
     total = SHARE_OF_THE_WHOLE * _random("text " + text)
     for word in _WORD.findall(text.casefold()):
         total = total + _random("word " + word)
@@ -36,26 +39,28 @@ def vector_of(text: str) -> Vector:
 
 
 def _random(text: str) -> npt.NDArray[np.float64]:
-    """Numbers in [-1, 1) that are a function of the text alone."""
+    """Return numbers in [-1, 1) that are a function of the text alone."""
     digest = hashlib.shake_256(text.encode("utf-8", "surrogatepass")).digest(4 * DIMENSIONS)
     return np.frombuffer(digest, "<u4") / 2**31 - 1.0
 
 
 def _numbers(made: object) -> Vector:
-    """A function's result as float32; empty where numpy makes no real numbers of it."""
+    """Return a function's result as float32; empty if numpy makes no real numbers of it."""
     try:
         found = np.asarray(made)
         if found.dtype.kind not in "cMmSU":
             with np.errstate(over="ignore"):  # infinity is refused by name
                 return found.astype(np.float32)
-    except Exception:  # whatever an `__array__` raises: that of a tensor with a gradient does
+    except Exception:  # from `__array__`, such as that of a tensor with a gradient
         pass
     return np.empty(0, np.float32)
 
 
 class Embeddings:
-    """Vectors of one model, which all have as many numbers. `function` makes that of a text.
-    Raises `ConfigError` for what is no function."""
+    """Vectors of one model, all of equal length. `function` makes the vector of a text.
+
+    Raises `ConfigError` for anything but a function.
+    """
 
     def __init__(self, function: TextEmbedder) -> None:
         if not callable(function) or inspect.iscoroutinefunction(function):
@@ -68,7 +73,7 @@ class Embeddings:
         self._dimensions: int | None = None
 
     def vector(self, text: str) -> Vector:
-        """The vector of a text, float32 `[dimensions]`. Raises `NoAnswerError`."""
+        """Return the vector of a text, float32 `[dimensions]`. Raises `NoAnswerError`."""
         try:
             made = self._function(text)
         except KeyboardInterrupt:

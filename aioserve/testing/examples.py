@@ -1,4 +1,4 @@
-"""How checks of plugins try random examples with hypothesis, which is imported where they do."""
+"""Random examples for checks of plugins, with hypothesis, which is imported on use."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ MAX_EXAMPLES = 1_000_000
 
 
 class _EnoughTried(BaseException):
-    """Ends a search of hypothesis, which catches exceptions alone."""
+    """Ends a search of hypothesis, which only catches exceptions."""
 
 
 def check_arguments(name: str, make: object, max_examples: int) -> None:
-    """Raise `ConfigError` for what can't be called, or a number of examples that is none, and
-    `ModuleNotFoundError` without hypothesis: it names the extra that brings it."""
+    """Raise `ConfigError` unless `make` is callable and `max_examples` is in range.
+
+    Raises `ModuleNotFoundError` without hypothesis, naming the extra that brings it.
+    """
     if not callable(make):
         raise ConfigError(f"{name} must be callable, got {shown(make)}")
     check_int("max_examples", max_examples, 1, MAX_EXAMPLES)
@@ -38,7 +40,7 @@ def check_arguments(name: str, make: object, max_examples: int) -> None:
 
 
 def quiet_settings(max_examples: int, **others: Any) -> settings:
-    """Settings of hypothesis for examples that are neither kept nor timed."""
+    """Return settings of hypothesis for examples that are neither kept nor timed."""
     from hypothesis import Phase, settings
 
     phases = [Phase.generate, Phase.shrink]
@@ -55,8 +57,10 @@ def smallest_failure(
     max_smaller: int,
     size_of: Callable[[Example], int],
 ) -> tuple[Example, Exception] | None:
-    """The smallest example for which `attempt` raises, and what it raises; None where none is
-    found. After a failure `max_smaller` others are tried, for one that is easier to read."""
+    """Return the smallest example for which `attempt` raises, with its exception; None without any.
+
+    After a failure `max_smaller` others are tried, for one that is easier to read.
+    """
     from hypothesis import HealthCheck, Verbosity, given
 
     failures: list[tuple[Example, Exception]] = []
@@ -81,7 +85,7 @@ def smallest_failure(
     try:
         check()
     except (Exception, _EnoughTried):
-        # Of an attempt that fails only now and then hypothesis says just that.
+        # If an attempt fails only sometimes, hypothesis reports only that.
         if not failures:
             raise
         return min(reversed(failures), key=lambda failure: size_of(failure[0]))

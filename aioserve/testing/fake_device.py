@@ -1,19 +1,19 @@
 """A device that computes no model and notices every wrong page.
 
-What it keeps for a token, in the place of keys and values, depends on that token and on the entry
-of the token before, which is read from its page. Two prefixes therefore have equal entries exactly
-if they are equal, so that pages may be shared, and a wrong page spoils all that is computed over
-it. The next token is a hash of all entries of the sequence, read through the page table of the
-step. `expected_tokens` says what the tokens should have been.
+In place of a token's keys and values, it keeps an entry. The entry depends on the token and on the
+entry of the token before, which is read from its page. So two prefixes have equal entries exactly
+if they are equal. Pages may then be shared, and a wrong page spoils everything that is computed
+over it. The next token is a hash of all entries of the sequence, read through the page table of the
+step. The right tokens are those of `expected_tokens`.
 
     entry[p]   = entry[p - 1] + scatter(token[p], p)      modulo 2**63
     next token = scatter(sum of entry[p] * (2 p + 1), seed)
 
-Junk has bit 63 set, which no valid entry has, and what is computed from junk is junk.
+Junk has bit 63 set, which no valid entry has, and results computed from junk are junk.
 
-With groups of layers that keep a window alone, each of them keeps the entries in pages of its own,
-scrambled by its number. A token reads those of its window again, and no others: where they are not
-those of the first group, it is another token.
+Each group of window layers keeps the entries in pages of its own, scrambled by its number. A token
+reads those of its window again, and no others. If they differ from those of the first group, the
+token is another one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 VOCAB_SIZE = 256
-"""One token per byte."""
+"""Number of token ids: one per byte."""
 HIDDEN_SIZE = 2
 
 JUNK = 0xDEAD_DEAD_DEAD_DEAD
@@ -74,7 +74,9 @@ NO_PAGES = np.zeros(1, np.int32)
 
 
 def expected_tokens(prompt_ids: Sequence[int], count: int, seed: int = 0) -> list[int]:
-    """The `count` tokens that follow `prompt_ids` on a `FakeDevice`, computed without pages."""
+    """Return the `count` tokens that follow `prompt_ids` on a `FakeDevice`, computed without
+    pages.
+    """
     entries = entries_of(np.array(prompt_ids, np.int64), 0, 0)
     position = len(entries)
     total = int((entries * weights_of(position)).sum(dtype=np.uint64))
@@ -90,33 +92,36 @@ def expected_tokens(prompt_ids: Sequence[int], count: int, seed: int = 0) -> lis
 
 
 def expected_logprobs(token_ids: Sequence[int], start: int = 1, *, top: int = 0) -> list[Logprobs]:
-    """Log-probabilities of the tokens from position `start`, which is at least 1, to the last, each
-    with the `top` most likely tokens."""
+    """Return the log-probabilities of the tokens from position `start`, at least 1, to the last.
+
+    Each has the `top` most likely tokens.
+    """
     entries = entries_of(np.array(token_ids, np.int64), 0, 0)
     totals = (entries * weights_of(len(entries))).cumsum(dtype=np.uint64).tolist()
     return [logprobs_of(totals[p - 1], token_ids[p], top) for p in range(start, len(token_ids))]
 
 
 def expected_hidden(token_ids: Sequence[int]) -> npt.NDArray[np.float64]:
-    """What stands for the tokens' hidden states, float64 `[len(token_ids), HIDDEN_SIZE]`."""
+    """Return stand-ins for the tokens' hidden states, float64 `[len(token_ids), HIDDEN_SIZE]`."""
     entries = entries_of(np.array(token_ids, np.int64), 0, 0)
     totals = (entries * weights_of(len(entries))).cumsum(dtype=np.uint64).tolist()
     return np.array([hidden_of(total, position) for position, total in enumerate(totals)])
 
 
 class RowFailedError(Exception):
-    """Nothing can be drawn for one row, whose request ends with this message."""
+    """No token can be drawn for one row; its request ends with this message."""
 
 
 class FakeDevice:
     """Pages, host pages and slots. Synchronous: one step at a time.
 
     A plan that no runner could compute raises `InvariantError`, as `StepPlan.check` does, or
-    ValueError: page tables too short, pages or slots outside the device or that haven't started,
-    one page written by two items, and a mask where no structured output is asked for. What it draws
-    has nothing to do with masks: one that leaves it out is another.
+    ValueError. The latter is for page tables that are too short, for pages or slots outside the
+    device, and for slots that haven't started. It is also for a page that two items write, and for
+    a mask without structured output. Masks don't affect the drawn token: one that forbids it is an
+    error.
 
-    Unlike other runners it verifies guesses, and computes items that have parents.
+    Unlike other runners it verifies draft tokens, and computes items that have parents.
     """
 
     def __init__(
@@ -130,8 +135,12 @@ class FakeDevice:
         window: int = 0,
         drafter: Drafter | None = None,
     ) -> None:
-        """`num_window_groups` groups of layers keep the last `window` tokens, as in
-        `aioserve.paging.layout`. `drafter` makes the guesses that plans ask for; None: none."""
+        """Make a device.
+
+        `num_window_groups` groups of layers keep the last `window` tokens, as in
+        `aioserve.paging.layout`. The `drafter` makes the draft tokens that plans ask for; None:
+        there are none.
+        """
         self.page_size = page_size
         self.num_groups: int = 1 + num_window_groups
         self._windows = (0, *[window] * num_window_groups)
@@ -146,12 +155,15 @@ class FakeDevice:
         self._resolver = Resolver(drafter)
 
     def take_drafter(self, drafter: Drafter) -> None:
-        """As `LoadedModel.take_drafter`."""
+        """Implement `LoadedModel.take_drafter`."""
         self._resolver = Resolver(drafter)
 
     def execute(self, plan: StepPlan, masks: LateMasks | None = None) -> StepOutcome:
-        """End and start slots, do the copies in order, write the KV of every item, then sample
-        from what the pages hold: an item may read what an earlier item of the same step writes."""
+        """End and start slots, do the copies in order, write the KV of every item, then sample.
+
+        Sampling reads what the pages hold: an item may read what an earlier item of the same step
+        writes.
+        """
         self._change_slots(plan)
         plan = self._resolver.resolved(plan)
         self._check(plan)
@@ -205,14 +217,18 @@ class FakeDevice:
         self.execute(msgspec.structs.replace(plan, copies=copies, items=items))
 
     def scribble(self, *page_ids: npt.NDArray[np.integer[Any]]) -> None:
-        """Fill pages of each tier, nearest first, with junk: those that nobody may read before they
-        are written again."""
+        """Fill pages of each tier, nearest first, with junk.
+
+        Give pages that nobody may read before they are written again.
+        """
         for kv, pages in zip(self._tiers, page_ids, strict=False):
             kv[pages] = JUNK
 
     def holds_junk(self, token_locations: Sequence[int]) -> bool:
-        """Whether any of these places, counted in tokens from the start of the cache, holds no
-        valid entry."""
+        """Return true if any of these places holds no valid entry.
+
+        Places are counted in tokens from the start of the cache.
+        """
         return bool(
             (self._entries[np.array(token_locations, np.int64)] & np.uint64(JUNK_BIT)).any()
         )
@@ -220,8 +236,10 @@ class FakeDevice:
     def pages_of(
         self, item: WorkItem, tables: SlotPageTables | None = None
     ) -> list[npt.NDArray[np.int32]]:
-        """The pages of each group that an item reads or writes, in order of index: by other
-        tables than the device's, if they are given."""
+        """Return the pages of each group that an item reads or writes, in order of index.
+
+        `tables` replaces the device's own page tables.
+        """
         tables, size = tables or self.page_tables, self.page_size
         end = pages_for(item.index_end, size)
         return [
@@ -230,7 +248,7 @@ class FakeDevice:
         ]
 
     def num_written(self, item: WorkItem) -> int:
-        """How many of them, the last of each group, an item writes."""
+        """Return the number of pages that an item writes: the last ones of each group."""
         return pages_for(item.index_end, self.page_size) - full_pages(item.index, self.page_size)
 
     def _change_slots(self, plan: StepPlan) -> None:
@@ -305,7 +323,7 @@ class FakeDevice:
             self._entries[at] = entry ^ _scramble(group)
 
     def _entry_before(self, item: WorkItem) -> int:
-        """The entry of the token before the item's first, from the page that holds it."""
+        """Return the entry of the token before the item's first, from the page that holds it."""
         if item.index == 0:
             return 0
         place, offset = divmod(item.index - 1, self.page_size)
@@ -313,8 +331,10 @@ class FakeDevice:
         return self._entries.item(page * self.page_size + offset)
 
     def _sample(self, item: WorkItem, row: SampleRow, masks: Sequence[Mask | None]) -> list[int]:
-        """One token; of guesses, as many as are what is sampled, and one behind them. `masks` are
-        of each in turn, up to one that is late."""
+        """Draw one token; of draft tokens, as many as equal the drawn ones, and one behind them.
+
+        `masks` are those of each place in turn, up to one that is late.
+        """
         start = self._start_of(row.slot)
         token_ids: list[int] = []
         for offset, mask in enumerate(masks, row.offset):
@@ -331,7 +351,7 @@ class FakeDevice:
         return token_ids
 
     def stray(self, row: SampleRow, token_id: int) -> None:
-        """What is drawn is nothing that the row's mask allows. Raises `ValueError`."""
+        """Report that a token is drawn that the row's mask forbids. Raises `ValueError`."""
         raise ValueError(f"slot {row.slot} draws {token_id}, which its mask doesn't allow")
 
     def _drawn(self, total: int, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
@@ -341,7 +361,7 @@ class FakeDevice:
         return logprobs_of(total, token_id, count)
 
     def _total(self, item: WorkItem, offset: int) -> int:
-        """The weighted sum of the entries up to the item's token at `offset`."""
+        """Return the weighted sum of the entries up to the item's token at `offset`."""
         end = item.index + offset + 1
         if end > len(self._weights):
             self._weights = weights_of(2 * end)
@@ -357,7 +377,7 @@ class FakeDevice:
     def _entries_of(
         self, item: WorkItem, first: int, end: int, group: int = 0
     ) -> npt.NDArray[np.uint64]:
-        """The entries at indices `[first, end)`, from the pages of one group."""
+        """Return the entries at indices `[first, end)`, from the pages of one group."""
         size = self.page_size
         at = full_pages(first, size)
         pages = self.page_tables.page_ids(item.slot, group)[at : pages_for(end, size)]
@@ -390,7 +410,7 @@ class FakeDevice:
 
 
 def entries_of(ids: npt.NDArray[np.int64], start: int, before: int) -> npt.NDArray[np.uint64]:
-    """Entries of the tokens `ids` from position `start`, after an entry `before`."""
+    """Return the entries of the tokens `ids` from position `start`, after an entry `before`."""
     count = len(ids)
     numbers = np.arange(start + 1, start + 1 + count, dtype=np.uint64)
     values = ids.astype(np.uint64) * np.uint64(TOKEN_STRIDE) + numbers
@@ -402,13 +422,15 @@ def entries_of(ids: npt.NDArray[np.int64], start: int, before: int) -> npt.NDArr
 
 
 def token_of(total: int, seed: int) -> int:
-    """The token drawn with a seed from the weighted sum of a sequence's entries."""
+    """Return the token drawn with a seed from the weighted sum of a sequence's entries."""
     return _scatter(total ^ seed) % VOCAB_SIZE
 
 
 def logprobs_of(total: int, token_id: int, count: int = 0) -> Logprobs:
-    """What stands for the log-probability of a token, behind that weighted sum, and for those of
-    the `count` most likely ones."""
+    """Return stand-ins for the log-probabilities of a token, and of the `count` most likely ones.
+
+    They follow from the weighted sum `total`.
+    """
 
     def logprob(token_id: int) -> float:
         return -token_of(total, token_id) / VOCAB_SIZE
@@ -418,13 +440,15 @@ def logprobs_of(total: int, token_id: int, count: int = 0) -> Logprobs:
 
 
 def hidden_of(total: int, position: int) -> list[float]:
-    """What stands for the hidden state of the token at `position`: small whole numbers, so that
-    sums are exact."""
+    """Return a stand-in for the hidden state of the token at `position`.
+
+    Its numbers are small and whole, so that sums are exact.
+    """
     return [float(position + 1), float(token_of(total, 0))]
 
 
 def _scramble(group: int) -> int:
-    """What entries differ by in the pages of another group; nothing in the first."""
+    """Return the difference of entries in the pages of another group; 0 for the first."""
     return _scatter(group) & BITS_63
 
 
@@ -436,5 +460,5 @@ def _scatter(value: int) -> int:
 
 
 def weights_of(count: int) -> npt.NDArray[np.uint64]:
-    """The weights of the first `count` positions in that sum."""
+    """Return the weights of the first `count` positions in the weighted sum."""
     return np.arange(1, 2 * count, 2, dtype=np.uint64)

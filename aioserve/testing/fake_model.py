@@ -1,9 +1,8 @@
-"""A model without weights for `Engine(model=...)`: whole engines in tests, without a device; and
-what can go wrong with its steps, as values that it is given.
+"""A model without weights for `Engine(model=...)`: whole engines in tests, without a device.
 
 It computes on a `FakeDevice`, so a page that was given away too early, written twice or mixed up
-between sequences changes the tokens; `expected_tokens` says what they should have been. Or it says
-what a test has written, on a `ScriptedDevice`.
+between sequences changes the tokens. The right ones are those of `expected_tokens`. Or it delivers
+what a test has written, on a `ScriptedDevice`. Faults of its steps are values that it is given.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ __all__ = [
 ]
 
 HASHED_SIZE = 64, 256
-"""Pages, and tokens of a context, where tests look at each page."""
+"""Pages, and tokens of a context, for tests that look at each page."""
 SCRIPTED_SIZE = 8192, 32_768
 TOOL_PARSERS = ("auto", "none", "hermes")
 
@@ -64,7 +63,7 @@ class Fault(Enum):
     """One way in which a step goes wrong."""
 
     LAUNCH_RAISES = "launch raises"
-    """Nothing of the step is done."""
+    """No part of the step is done."""
     STEP_RAISES = "step raises"
     """A part of its copies and KV writes is done, from nothing to everything."""
     BAD_ROW = "bad row"
@@ -74,9 +73,12 @@ class Fault(Enum):
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """Which launches go wrong and how: those numbered in `at`, counted from 0, and others by chance
+    """Launches that go wrong, and their faults.
+
+    Launches numbered in `at`, counted from 0, have the faults there. Others have faults by chance,
     at the `rates` (0 to 1, together at most 1). Everything about a launch is drawn from `seed` and
-    its number."""
+    its number.
+    """
 
     at: Mapping[int, Fault] = {}
     rates: Mapping[Fault, float] = {}
@@ -84,7 +86,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def draw(self, launch: int) -> tuple[Fault | None, random.Random]:
-        """What goes wrong with that launch, and the source of the details."""
+        """Return the fault of a launch, if any, and the random source of its details."""
         source = random.Random(self.seed * 0x9E3779B1 + launch)
         chance = source.random()
         fault = self.at.get(launch)
@@ -97,7 +99,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def random_step_seconds(low: float, high: float, *, seed: int = 0) -> Callable[[StepPlan], float]:
-    """For `FakeModel(step_seconds=...)`: each step takes between `low` and `high` seconds."""
+    """Return a `step_seconds` for `FakeModel`: each step takes between `low` and `high` seconds."""
     source = random.Random(seed)
     return lambda plan: source.uniform(low, high)
 
@@ -136,12 +138,12 @@ class FakeRunner:
 
     @property
     def copies_in_flight(self) -> list[PageCopy]:
-        """What steps copy that are launched and not done."""
+        """Copies of steps that are launched and not done."""
         return [copy for launched in self._in_flight for copy in launched.plan.copies]
 
     @property
     def pages_in_flight(self) -> list[npt.NDArray[np.int32]]:
-        """The pages that their items name."""
+        """Pages that items of steps in flight name."""
         return [pages for one in self._in_flight for of_item in one.pages for pages in of_item]
 
     def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
@@ -167,10 +169,10 @@ class FakeRunner:
         return future
 
     async def aclose(self) -> None:
-        """Nothing is left to free."""
+        """Do nothing: nothing is left to free."""
 
     def _execute_next(self) -> None:
-        """Steps are done in their order, although timers of one moment may fire in any."""
+        """Execute the next step in order; timers of one moment may fire in any order."""
         launched = self._in_flight.popleft()
         if launched.future.done():
             return
@@ -194,8 +196,11 @@ class FakeRunner:
 
 
 def _check_fence(earlier: _Launched, plan: StepPlan, pages: ItemPages, device: FakeDevice) -> None:
-    """Raise ValueError if `plan` writes to a page that `earlier`, which isn't done, names for
-    other slots alone. While a step is in flight, nobody else gets its slots."""
+    """Raise ValueError if `plan` writes to a page that `earlier`, still in flight, names for other
+    slots only.
+
+    While a step is in flight, its slots aren't reused.
+    """
     named: dict[int, set[int]] = {}
     for item, of_item in zip(earlier.plan.items, earlier.pages, strict=True):
         for page in np.concatenate(of_item).tolist():
@@ -217,7 +222,7 @@ def _with_a_bad_row(plan: StepPlan, outcome: StepOutcome, source: random.Random)
     row = source.randrange(plan.num_rows)
     counts = [outcome.token_counts.get(index, 1) for index in range(plan.num_rows)]
     first, count = sum(counts[:row]), counts[row]
-    ids = outcome.token_ids  # of its tokens none counts, and one stands there
+    ids = outcome.token_ids  # none of the row's tokens counts, and one stands there
     logprobs = {
         at if at < first else at + 1 - count: told
         for at, told in outcome.logprobs.items()
@@ -237,33 +242,35 @@ def _undisturbed(index: int, plan: StepPlan, outcome: StepOutcome) -> StepOutcom
 
 
 class FakeModel:
-    """Give it to `Engine(model=...)`.
+    """Model for `Engine(model=...)`.
 
     Without `answers` and `embeddings` it draws tokens that are a hash of all that its pages hold
     (`expected_tokens`), for tests of plugins. With one of them it stands in for a model in tests of
-    a program: it has a chat template (ChatML, with tools as Hermes calls them), and each token of
+    a program. It then has a chat template (ChatML, with tools as Hermes calls them). Each token of
     an answer is a byte that the engine's own steps bring.
 
     `answers`: a text, or a call `{"name": ..., "arguments": ...}`, answers every request. Each
     request takes the next of a sequence or an iterator, in the order in which the engine takes
-    requests; one that finds none left fails, and so does one that calls a tool which isn't
-    offered. A function gets the messages, a list of dicts, or the text of a prompt that is no chat,
-    and returns the answer; it is called on the event loop. An answer that is a list of texts and
-    calls has all of them. All `n` answers of a request are the same, and no text of an answer is a
-    special token. An answer fails its request where the request's structured output, tools or
-    other parameters forbid it: the error says where.
+    requests. A request fails if none is left, or if its answer calls a tool that isn't offered. A
+    function gets the messages, a list of dicts, or the text of a prompt that is no chat, and
+    returns the answer. It is called on the event loop. An answer may be a list of texts and calls.
+    All `n` answers of a request are the same, and no text of an answer is a special token. An
+    answer fails its request if the request's structured output, tools or other parameters forbid
+    it: the error says where.
 
-    `embeddings` makes the vector of a text, which the engine scales to length 1 unless it is asked
-    not to; without it they have 64 numbers, and texts that share words are near each other.
+    `embeddings` makes the vector of a text, which the engine scales to length 1 unless told
+    otherwise. By default vectors have 64 numbers, and texts that share words have near ones.
 
     `requests` has a record of each request for an answer, a `FakeRequest`, oldest first.
 
-    `num_pages` is 64 and `max_model_len` 256, or 8,192 and 32,768 where it stands in for a model.
-    `step_seconds(plan)` says how long a step takes, `faults` which launches go wrong.
-    `num_window_groups` groups of its layers keep the last `window` tokens alone.
-    `disturb(index, plan, outcome)` may raise or change the outcome of the `index`-th step, to plant
-    faults of other kinds. Raises `ConfigError` for `answers`, `embeddings` and `step_seconds` that
-    are none, and for `eos_token_ids` beside answers, which end by themselves.
+    By default `num_pages` is 64 and `max_model_len` 256, or 8,192 and 32,768 if it stands in for a
+    model. A step takes `step_seconds(plan)`, and `faults` say which launches go wrong.
+    With `num_window_groups`, that many groups of its layers keep only the last `window` tokens. To
+    plant other kinds of faults, `disturb(index, plan, outcome)` may raise or change the outcome of
+    the `index`-th step.
+
+    Raises `ConfigError` for invalid `answers`, `embeddings` and `step_seconds`, and for
+    `eos_token_ids` beside answers, which end by themselves.
     """
 
     def __init__(
@@ -306,8 +313,10 @@ class FakeModel:
         self.disturb = disturb
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
-        """Load for an engine, whose `num_pages` and `max_model_len` take precedence. Raises
-        `ConfigError` for a `tool_parser` that doesn't read the calls of answers."""
+        """Load for an engine, whose `num_pages` and `max_model_len` take precedence.
+
+        Raises `ConfigError` for a `tool_parser` that doesn't read the calls of answers.
+        """
         num_pages = config.num_pages or self.num_pages
         groups = {"num_window_groups": self.num_window_groups, "window": self.window}
         device = (ScriptedDevice if self._is_scripted else FakeDevice)(
@@ -340,7 +349,7 @@ class FakeModel:
         return self._scripted(loaded, config) if self._is_scripted else loaded
 
     def _scripted(self, loaded: LoadedModel, config: EngineConfig) -> LoadedModel:
-        """The model with what programs want of one."""
+        """Return the model with the parts that programs need."""
         if config.tool_parser not in TOOL_PARSERS:
             raise ConfigError(
                 f"tool_parser must be one of {', '.join(TOOL_PARSERS)} with a FakeModel that has "

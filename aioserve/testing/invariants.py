@@ -1,4 +1,4 @@
-"""Whether an engine's state is consistent: for tests, between any two steps of the program.
+"""Check of an engine's consistency: for tests, between any two steps of the program.
 
 async with Engine(FakeModel(), policy=MyPolicy()) as engine:
     ...
@@ -24,16 +24,16 @@ __all__ = ["check_invariants", "count_leaked_pages", "scribble_free_pages"]
 
 
 def check_invariants(engine: Engine) -> None:
-    """Raise `InvariantError` naming everything that is off, `EngineClosedError` for an engine that
-    was never entered.
+    """Raise `InvariantError` naming every inconsistency of an engine's state.
 
     Pages: each is free, fenced or held, and held exactly by the page tables, swapped requests and
     the prefix tree that name it. Steps: those in flight are the last ones launched. Requests: the
-    core loop, the scheduler and the mailboxes know the same ones, with the same tokens, and those
-    that are paused have a stall timer. An engine without requests holds nothing but prefixes that
-    are cached or pinned.
+    core loop, the scheduler and the mailboxes know the same ones, with the same tokens, and paused
+    ones have a stall timer. An engine without requests holds only prefixes that are cached or
+    pinned.
 
-    Call it on the engine's event loop. It costs time in proportion to the pages and requests.
+    Raises `EngineClosedError` for an engine that was never entered. Call it on the engine's event
+    loop. It costs time in proportion to the pages and requests.
     """
     live = _live(engine)
     live.scheduler.sanity_check()
@@ -46,8 +46,11 @@ def check_invariants(engine: Engine) -> None:
 
 
 def scribble_free_pages(engine: Engine) -> None:
-    """Fill the pages of a `FakeModel` that nobody may read with junk, so that reading one of them
-    later changes tokens. Also legal at any moment on the engine's event loop."""
+    """Fill the pages of a `FakeModel` that nobody may read with junk.
+
+    Reading one of them later changes tokens. May be called at any moment on the engine's event
+    loop.
+    """
     live = _live(engine)
     runner = live.model.runner
     if not isinstance(runner, FakeRunner):
@@ -65,8 +68,10 @@ def scribble_free_pages(engine: Engine) -> None:
 
 
 def count_leaked_pages(engine: Engine) -> int:
-    """Pages, of all tiers, that stay held when no request is left and the prefix
-    tree is cleared. Only for an engine that is closed or has been drained."""
+    """Return the number of pages, of all tiers, that stay held without requests and prefix tree.
+
+    Only for an engine that is closed or has been drained. Clears the prefix tree.
+    """
     scheduler = _live(engine).scheduler
     scheduler.end_pins()
     memory = scheduler.memory

@@ -1,5 +1,6 @@
-"""Whether eviction strategies, observers, admission checks and logits processors keep their
-contracts, tried on random input."""
+"""Checks of eviction strategies, observers, admission checks and logits processors on random
+input.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ __all__ = ["check_admission", "check_eviction", "check_logits_processor", "check
 def check_eviction(
     make_strategy: Callable[[], EvictionStrategy], *, max_examples: int = 100
 ) -> None:
-    """Raise `AssertionError` with the smallest example unless the strategy answers every use of
-    pages with a number that depends on nothing else.
+    """Raise `AssertionError` unless the strategy returns a number for every use of pages.
 
-    `make_strategy` makes a new object with each call. Needs hypothesis.
+    The number may depend only on the use. The error shows the smallest example. `make_strategy`
+    makes a new object with each call. Needs hypothesis.
     """
     check_arguments("make_strategy", make_strategy, max_examples)
     from hypothesis import given
@@ -53,7 +54,7 @@ def check_eviction(
 
 
 def check_observer(make_observer: Callable[[], Observer], *, max_examples: int = 100) -> None:
-    """Raise unless the observer takes in whatever an engine may tell it, in any order.
+    """Raise unless the observer accepts whatever an engine may tell it, in any order.
 
     `make_observer` makes a new object with each call. Needs hypothesis.
     """
@@ -102,10 +103,10 @@ def check_admission(ask: Callable[[RequestInfo], object], *, max_examples: int =
 def check_logits_processor(
     make_processor: Callable[[], LogitsProcessor], *, max_examples: int = 100
 ) -> None:
-    """Raise unless the processor changes every row in a way that follows from the ids alone: one
-    that has seen the answer grow and a new one, as after a preemption, must do the same.
+    """Raise unless the processor's changes to a row follow from the ids alone.
 
-    `make_processor` makes a new object with each call. Needs hypothesis.
+    A processor that has seen the answer grow and a new one, as after a preemption, must do the
+    same. Each call of `make_processor` makes a new object. Needs hypothesis.
     """
     check_arguments("make_processor", make_processor, max_examples)
     import torch

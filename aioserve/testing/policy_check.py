@@ -1,10 +1,10 @@
-"""Whether a scheduling policy keeps the contract, tried on random workloads.
+"""Check of a scheduling policy's contract on random workloads.
 
-The real scheduler and KV memory serve small workloads on a `FakeDevice`: prompts that share
-beginnings, several samples, metadata, more requests than there is memory for, with and without
-pages of the host to swap to, guesses of which some are right, steps planned ahead, steps that fail,
-requests that are cancelled, readers that fall behind. Where a policy declares how far it lets
-a request be overtaken, others keep coming until that is reached.
+The real scheduler and KV memory serve small workloads on a `FakeDevice`. They have prompts that
+share beginnings, several samples, metadata, and more requests than there is memory for, with and
+without host pages to swap to. Some draft tokens are right, steps are planned ahead, steps fail,
+requests are cancelled, and readers fall behind. If a policy declares a starvation bound, others
+keep coming until it is reached.
 """
 
 from __future__ import annotations
@@ -45,31 +45,33 @@ from aioserve.testing.prediction_drafter import PredictionDrafter
 __all__ = ["check_policy"]
 
 STEPS_PER_TOKEN = 20
-"""A run that takes more steps than this for each token of its workload is taken for endless."""
+"""Steps for each token of a workload after which a run counts as endless."""
 MAX_SMALLER_WORKLOADS = 60
 MAX_SMALLER_RUSHES = 12
-"""Tried after a failure, for one that is easier to read."""
+"""Smaller workloads that are tried after a failure, for one that is easier to read."""
 STEP_SECONDS = 0.01
 PAUSE_STEPS = 6
 MAX_RUSH_TOKENS = 20_000
-"""Bounds beyond this aren't tried: a workload would take too long."""
+"""Largest bound that is tried: beyond it a workload would take too long."""
 RUSHES_PER_EXAMPLE = 0.3
 
 
 def check_policy(make_policy: Callable[[], SchedulingPolicy], *, max_examples: int = 100) -> None:
-    """Raise `AssertionError`, with the smallest workload that shows it, unless the policy
+    """Raise `AssertionError`, with the smallest workload that shows it, unless the policy keeps its
+    contract.
 
-    - gives only answers that are some: nothing that the mechanism would have to replace;
-    - decides alike when the same workload comes again, to a new object of the policy;
-    - lets nobody be overtaken beyond its `starvation_bound_tokens`, where it declares one;
+    - It returns only valid answers, which the mechanism needn't replace.
+    - A new object of the policy decides alike when the same workload comes again.
+    - No request is overtaken beyond its `starvation_bound_tokens`, if the policy declares one.
 
-    and, under it, every request ends once, with all of its tokens unless the policy refused it, no
-    step is over its budget, every run ends, and the counts of the memory are consistent.
+    Under it, every request must end once, with all of its tokens unless the policy refused it. No
+    step may exceed its budget, every run must end, and the counts of the memory must be consistent.
 
     `make_policy` makes a new policy object with each call: a class, or a function for one with
-    options. `max_examples` workloads are drawn. Prompts have up to 64 tokens, and a bound above
-    20,000 tokens isn't tried but warned of: check such a policy with options that make it smaller.
-    Needs hypothesis. Raises `ConfigError` for arguments that are none.
+    options. `max_examples` workloads are drawn. Prompts have up to 64 tokens. A bound above 20,000
+    tokens isn't tried, and causes a warning: check such a policy with options that make it smaller.
+
+    Needs hypothesis. Raises `ConfigError` for invalid arguments.
     """
     check_arguments("make_policy", make_policy, max_examples)
     policy = make_policy()
@@ -100,7 +102,7 @@ def check_policy(make_policy: Callable[[], SchedulingPolicy], *, max_examples: i
 
 
 def _try(serve: Callable[[Workload], None], max_examples: int, *, rush: bool) -> None:
-    """Serve random workloads; raise what it raises for the smallest of them that fails."""
+    """Serve random workloads; raise the error of the smallest one that fails."""
     failed = smallest_failure(
         workloads(rush=rush),
         serve,
@@ -156,7 +158,7 @@ class _Run:
         self.received: dict[int, list[int]] = {}
         self.ended: set[int] = set()
         self.todo: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
-        """What happens before a step is planned, by its number."""
+        """Actions before a step is planned, by its number."""
         self.numbers = count()
         self.own: list[int] = []
         """Sequences of the workload's own requests, without those of the rush."""
@@ -165,7 +167,7 @@ class _Run:
         """Bounds of requests that still waited when the rush ended, for less than their bound."""
 
     def serve(self) -> list[tuple[object, ...]]:
-        """The plans of the run, in a form that can be compared."""
+        """Return the plans of the run, in a form that can be compared."""
         arrival, tokens = 0, 0
         for request in self.workload.requests:
             arrival += request.gap_steps
@@ -241,7 +243,7 @@ class _Run:
                 self._end(sequence_id)
 
     def _go_on_rushing(self, rush: Rush, step: int) -> None:
-        """Keep others coming for as long as a request waits that may be overtaken further."""
+        """Keep others coming while a request waits that may be overtaken further."""
         scheduler = self.scheduler
         processed = scheduler.counters.tokens_processed
         held_up = [
@@ -333,7 +335,7 @@ class _Run:
 
 
 def _half_right(tokens: Sequence[int]) -> list[int]:
-    """Two of them, then two others, and so on."""
+    """Return tokens of which two are right, then two wrong, and so on."""
     return [
         token if place % 4 < 2 else (token + 1) % VOCAB_SIZE for place, token in enumerate(tokens)
     ]
@@ -345,7 +347,7 @@ def _work(plan: StepPlan) -> list[tuple[int, int, int]]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The fault that ends the run is its error; the log needn't say it too."""
+    """Drop log messages: the fault that ends the run is its error already."""
 
     def drop(record: object) -> bool:
         return False

@@ -31,23 +31,25 @@ METADATA_VALUES = ("", "gold", "7", "not a number")
 
 
 class DrawnRequest(msgspec.Struct, frozen=True):
-    """One of a workload."""
+    """One request of a workload."""
 
     gap_steps: int
     """Steps between the request before and this one."""
     family: int
-    """Requests of a family begin alike."""
+    """Key of the first tokens: requests of a family begin alike."""
     shared_tokens: int
     own_tokens: int
     max_tokens: int
     num_samples: int
     hints: SchedulingHints = SchedulingHints()
     leaves_after_steps: int | None = None
-    """When it is cancelled, counted from its arrival, unless it has ended."""
+    """Steps from its arrival after which it is cancelled, unless it has ended; None: never."""
     pauses_after_steps: int | None = None
-    """When its reader falls behind, for `PAUSE_STEPS` steps."""
+    """Steps from its arrival after which its reader falls behind, for `PAUSE_STEPS` steps; None:
+    never.
+    """
     max_draft_tokens: int = 0
-    """Most guesses of a step for each of its answers."""
+    """Most draft tokens of a step for each of its answers."""
 
     def prompt_ids(self, index: int) -> list[int]:
         shared = [(7 * i + self.family) % 251 for i in range(self.shared_tokens)]
@@ -55,10 +57,10 @@ class DrawnRequest(msgspec.Struct, frozen=True):
 
 
 class Rush(msgspec.Struct, frozen=True):
-    """Requests that keep coming, to see whether they hold up those before them for ever."""
+    """Requests that keep coming, to see if they hold up those before them for ever."""
 
     requests: list[DrawnRequest]
-    """Arrive in turn, again and again."""
+    """Requests that arrive in turn, again and again."""
     backlog: int
     """Number of these requests that wait at any time."""
 
@@ -80,11 +82,13 @@ class Workload(msgspec.Struct, frozen=True):
     failing_steps: frozenset[int] = frozenset()
     """Launched steps, counted from 0, that fail as a whole."""
     rush: Rush | None = None
-    """Goes on until one of `requests` has waited for longer than its starvation bound."""
+    """Rush that goes on until one of `requests` has waited for longer than its starvation bound."""
 
 
 def workloads(*, rush: bool) -> SearchStrategy[Workload]:
-    """With a rush, or with mishaps: requests that leave, readers that pause, steps that fail."""
+    """Return workloads with a rush, or with mishaps: cancelled requests, paused readers, failing
+    steps.
+    """
     from hypothesis import strategies as st
 
     steps = st.sampled_from([None, None, None, None, 0, 1, 3, 9])

@@ -10,8 +10,7 @@ __all__ = ["PredictionDrafter"]
 
 
 class PredictionDrafter(Drafter):
-    """Guesses that the answer of a request goes on as it is predicted, token by token, whatever the
-    tokens before were."""
+    """Drafts the predicted answer of a request, token by token, whatever the tokens before were."""
 
     def __init__(self) -> None:
         self._sequences: dict[int, DraftedSequence] = {}

@@ -1,8 +1,8 @@
 """Models with random weights, written as Hugging Face directories: for tests and benchmarks.
 
-Any architecture that aioserve loads, without transformers. The weights are spread so that nothing
-degenerates: attention is far from uniform, norms and biases are not neutral, and greedy answers
-differ between prompts. They mean nothing.
+They have any architecture that aioserve loads, without transformers. The weights are spread so that
+nothing degenerates. Attention is far from uniform, norms and biases are not neutral, and greedy
+answers differ between prompts. The answers mean nothing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def write_random_model(
 ) -> Path:
     """Write config.json, model.safetensors and tokenizer.json; return the directory.
 
-    config: as in config.json, `architectures` included. `dtype` (float32, bfloat16 or float16) is
-    written into it. The tokenizer knows single bytes, and "?<id>" for each further id. `device` is
-    torch's name of what draws the weights: another one draws others of the same seed.
+    `config` is as in config.json, `architectures` included. `dtype` (float32, bfloat16 or float16)
+    is written into it. The tokenizer knows single bytes, and "?<id>" for each further id. Weights
+    are drawn on `device`, a torch name; another device draws other ones from the same seed.
+
     Raises `ModelError` for a config that can't be loaded, ValueError for an unknown dtype.
     """
     if dtype not in _DTYPES:
@@ -56,8 +57,10 @@ def write_random_model(
 def random_tensors(
     config: DecoderConfig, seed: int, dtype: torch.dtype, device: str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """A checkpoint's tensors by name, drawn by `device`, on the CPU; no head where embeddings are
-    tied."""
+    """Return a checkpoint's tensors by name, drawn by `device`, on the CPU.
+
+    It has no head if embeddings are tied.
+    """
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
     for name, shape, mean, deviation in _distributions(config):
@@ -67,7 +70,7 @@ def random_tensors(
 
 
 def _stacked(config: DecoderConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As files have them: those of all experts of a layer in one."""
+    """Return tensors as files have them: those of all experts of a layer are one."""
     written: dict[str, torch.Tensor] = {}
     parts: dict[str, list[torch.Tensor]] = {}
     for name, tensor in tensors.items():
@@ -109,9 +112,9 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
 def _distributions(
     config: DecoderConfig,
 ) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
-    """(name, shape, mean, standard deviation) of each tensor."""
+    """Yield name, shape, mean and standard deviation of each tensor."""
     norm_mean = 1.0 - config.final_norm.weight_offset
-    # Logits with a deviation of about 2.
+    # Logits have a deviation of about 2.
     head = 2.0 * config.hidden_size**-0.5 / config.logit_scale
     embedding = 1.0 / config.embedding_scale
     if config.tie_word_embeddings:

@@ -1,7 +1,7 @@
-"""A device whose sequences say what was written for them.
+"""A device whose sequences deliver the answers that were written for them.
 
-The token that was written is the only one that the model would draw: temperature, penalties and
-biases leave it, and what forbids it ends its request.
+The written token is the only one that the model would draw. Temperature, penalties and biases don't
+change that, and a parameter that forbids it ends the request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_VECTOR = np.zeros(1, np.float32)
 
 
 class ScriptedDevice(FakeDevice):
-    """Draws the tokens of scripts, and gives their vectors for hidden states."""
+    """Draws the tokens of scripts, and returns their vectors as hidden states."""
 
     def _sample(self, item: WorkItem, row: SampleRow, masks: Sequence[Mask | None]) -> list[int]:
         start, drawn = self._start_of(row.slot), list[int]()
@@ -58,7 +58,7 @@ class ScriptedDevice(FakeDevice):
             return NO_VECTOR
         try:
             vector = _script_of(self._start_of(item.slot)).vector()
-        except NoAnswerError:  # which its last row says
+        except NoAnswerError:  # its last row reports it
             return NO_VECTOR
         return vector * np.float32(item.pooled.count)
 
@@ -70,13 +70,15 @@ def _script_of(start: SlotStart) -> Script:
 
 
 def _token(script: Script, place: int, start: SlotStart, mask: Mask | None) -> int:
-    """The token at a place of the answer. Raises `RowFailedError` where there is none, and where
-    the request forbids it."""
+    """Return the token at a place of the answer.
+
+    Raises `RowFailedError` if there is none, or if the request forbids it.
+    """
     if script.why:
         raise RowFailedError(script.why)
     if start.edits_logprobs:
         raise RowFailedError("FakeModel: answers has none for beams, which take all likely tokens")
-    if not script.ids:  # it is dropped: something of the prompt is asked for
+    if not script.ids:  # the token is dropped: something of the prompt is asked for
         return 0
     if mask is not None and place == 0:
         script.begin(mask)
@@ -92,7 +94,7 @@ def _token(script: Script, place: int, start: SlotStart, mask: Mask | None) -> i
 
 def _misfit(script: Script, place: int, mask: Mask) -> str:
     allowed = [one for one in range(script.ids[-1] + 1) if allows(mask, one)]
-    allowed.sort(key=lambda one: not 0x20 < one < 0x7F)  # those first that can be seen
+    allowed.sort(key=lambda one: not 0x20 < one < 0x7F)  # printable ones first
     shown_ones = [_named(one, script) for one in allowed[:MAX_ALLOWED_SHOWN]]
     more = ", ..." if len(allowed) > MAX_ALLOWED_SHOWN else ""
     return (
@@ -116,7 +118,7 @@ def _named(token_id: int, script: Script) -> str:
 
 
 def _forbidden_by(script: Script, place: int, token_id: int, start: SlotStart) -> str | None:
-    """The parameter that forbids the token, if one does."""
+    """Return the parameter that forbids the token, if one does."""
     params = start.params
     if params.allowed_token_ids is not None and token_id not in params.allowed_token_ids:
         return "allowed_token_ids"

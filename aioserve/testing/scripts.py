@@ -20,8 +20,10 @@ __all__ = ["Script", "Scripts", "allows"]
 
 
 class Script:
-    """A request's share: token ids with the end of the answer, or why there are none; or the
-    vector of a text, made when it is asked for."""
+    """Answer of one request: token ids with the end, or the reason that there is none.
+
+    Or the vector of a text, made when it is asked for.
+    """
 
     def __init__(
         self,
@@ -31,9 +33,9 @@ class Script:
         why: str = "",
         text: str = "",
     ) -> None:
-        """`ways` are those in which the answer may be written, at least one."""
+        """Make a script. `ways` are the forms in which the answer may be written, at least one."""
         self.why: str = why
-        """Why there is no answer; empty where there is one."""
+        """Reason why there is no answer; empty if there is one."""
         self.ids: tuple[int, ...] = ways[0]
         self._ways = ways
         self._text = text
@@ -41,11 +43,11 @@ class Script:
         self._vector: Vector | NoAnswerError | None = None
 
     def begin(self, mask: Mask) -> None:
-        """Write the answer in the first way that a form allows to begin."""
+        """Choose the first way of writing the answer whose beginning a form allows."""
         self.ids = next((ids for ids in self._ways if allows(mask, ids[0])), self.ids)
 
     def vector(self) -> Vector:
-        """The vector of the text. Raises `NoAnswerError`, and the same again."""
+        """Return the vector of the text. Raises `NoAnswerError`, and the same again."""
         if self._vector is None:
             try:
                 self._vector = self._embeddings.vector(self._text)
@@ -57,8 +59,10 @@ class Script:
 
 
 class Scripts:
-    """Makes the script of each request, in the order in which an engine takes them. `requests` gets
-    each that asks for an answer."""
+    """Makes the script of each request, in the order in which an engine takes them.
+
+    Requests for an answer are appended to `requests`.
+    """
 
     def __init__(
         self,
@@ -108,5 +112,5 @@ class Scripts:
 
 
 def allows(mask: Mask, token_id: int) -> bool:
-    """True if a mask leaves the token."""
+    """True if a mask allows the token."""
     return bool(mask[token_id // 32] >> token_id % 32 & 1)

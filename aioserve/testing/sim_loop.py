@@ -1,32 +1,33 @@
 """An event loop on a virtual clock that runs ready callbacks in an order drawn from a seed.
 
-`run_simulated(main, seed=7)` is `asyncio.run(main())` on such a loop. A sleep takes no time, and
-each seed is another interleaving of the program's tasks, the same one every time.
+`run_simulated(main, seed=7)` is `asyncio.run(main())` on a loop of this kind. A sleep takes no
+time. Each seed is another interleaving of the program's tasks, the same one every time.
 
-What stays in order, because asyncio's own code or usual idioms rest on it:
+These orders are kept, because asyncio's own code or usual idioms depend on them:
 
-- what became ready in one round of the loop runs before what becomes ready during that round;
-- the callbacks of one future run in the order in which they were added;
-- the methods of one object run in the order in which they were scheduled (two `call_soon` of
-  `queue.put_nowait`), from one thread also through `call_soon_threadsafe`;
-- a timer never runs before an earlier one that isn't due at the same moment.
+- Callbacks that became ready in one round of the loop run before those that become ready during
+  that round.
+- The callbacks of one future run in the order in which they were added.
+- The methods of one object run in the order in which they were scheduled (two `call_soon` of
+  `queue.put_nowait`). From one thread this also holds for `call_soon_threadsafe`.
+- A timer never runs before an earlier one that isn't due at the same moment.
 
-Everything else is shuffled. asyncio promises more (first in, first out, across all callbacks);
-a program that needs more than this list is what a `SimLoop` finds. Of the standard library only
-transports do, and this loop has no I/O: sockets and subprocesses raise NotImplementedError.
+Everything else is shuffled. asyncio promises more (first in, first out, across all callbacks). A
+`SimLoop` finds programs that need more than this list. Of the standard library only transports do.
+This loop has no I/O: sockets and subprocesses raise NotImplementedError.
 
-The clock stands still while anything is ready and then jumps to the next timer. Where callbacks
-keep each other ready for `SPIN_ROUNDS` rounds the next timer fires anyway, as it would on a real
-clock: anyio does that while a cancelled task takes its time.
+The clock stands still while anything is ready and then jumps to the next timer. If callbacks keep
+each other ready for `SPIN_ROUNDS` rounds the next timer fires anyway, as it would on a real clock.
+The library anyio keeps the loop busy like this while a cancelled task takes its time.
 
 Work for threads (`run_in_executor`, `asyncio.to_thread`, `anyio.to_thread`) is done in real
-threads, at the start of the next round, and the loop waits for it; executors are ignored. A thread
-that doesn't come back within `PATIENCE_SECONDS` of real time, perhaps since it waits for the loop,
-is no longer waited for until it calls; one that has called the loop before is given
+threads, at the start of the next round. The loop waits for it, and executors are ignored. A thread
+may not return within `PATIENCE_SECONDS` of real time, perhaps because it waits for the loop. The
+loop then stops waiting for it until it calls. A thread that has called the loop before is given
 `SHORT_PATIENCE_SECONDS`. Threads that are started otherwise are not waited for at all.
 
-A seed repeats its run as far as the program doesn't depend on real time, on `id` and `hash` (the
-order of a set of tasks), or on when the garbage collector runs.
+A seed repeats its run unless the program depends on real time or on the garbage collector. It may
+not depend on `id` and `hash` either, as in the order of a set of tasks.
 """
 
 from __future__ import annotations
@@ -72,10 +73,11 @@ def run_simulated(
 ) -> T:
     """Run `main()` to its end on a new `SimLoop` and return its result.
 
-    Raises what it raises, with a note that says how to repeat the run; `DeadlockError` naming where
-    each task waits; `SimulationError` after `max_rounds` rounds of the loop, and for an exception
-    that nobody handled (in a callback, or in a task that nobody awaited). Raises `ConfigError` for
-    a `main` that is no function or whose result is no coroutine, and for numbers that are none.
+    Raises what it raises, with a note that says how to repeat the run. Raises `DeadlockError`
+    naming the place where each task waits. Raises `SimulationError` after `max_rounds` rounds of
+    the loop, and for an unhandled exception (in a callback, or in a task that nobody awaited).
+    Raises `ConfigError` unless `main` is a function whose result is a coroutine, and for invalid
+    numbers.
     """
     if not callable(main):
         raise ConfigError(f"main must be an async function, and not called yet, got {shown(main)}")
@@ -90,7 +92,7 @@ def run_simulated(
             try:
                 result = runner.run(program)
             finally:
-                loop._max_rounds += MAX_ROUNDS  # those that tidy up don't count
+                loop._max_rounds += MAX_ROUNDS  # rounds that tidy up don't count
         if unhandled:
             first = unhandled[0]
             raise SimulationError(
@@ -111,7 +113,9 @@ class SimLoop(asyncio.BaseEventLoop):
     _stopping: bool
 
     def __init__(self, seed: int = 0, *, max_rounds: int = MAX_ROUNDS) -> None:
-        """Raises `ConfigError` for a seed that is no int and for `max_rounds` below 1."""
+        """Make a loop. Raises `ConfigError` for a seed that is no int and for `max_rounds`
+        below 1.
+        """
         super().__init__()
         try:
             seed = _checked_int("seed", seed)
@@ -137,15 +141,17 @@ class SimLoop(asyncio.BaseEventLoop):
         self._have_called: set[threading.Thread] = set()
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return the virtual seconds since the loop was made."""
         return self._now_seconds
 
     def block(self, seconds: float) -> None:
-        """Let time pass as if the callback that calls this had held up the loop for so long. Raises
-        `ConfigError` for less than 0, and what isn't finite."""
+        """Advance the clock as if the calling callback had blocked the loop for `seconds`.
+
+        Raises `ConfigError` for less than 0 and for infinity or NaN.
+        """
         passed = -1.0
         if _is_a(seconds, int, float):
-            with contextlib.suppress(Exception):  # of a class of its own, or an int beyond floats
+            with contextlib.suppress(Exception):  # from a class of its own, or an int beyond floats
                 passed = float(seconds)
         if not 0 <= passed < math.inf:
             raise ConfigError(f"seconds must be at least 0 and finite, got {shown(seconds)}")
@@ -156,7 +162,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         self.rounds += 1
         if self.rounds > self._max_rounds:
-            # What tidies up after the error has as many.
+            # Tidying up after the error may take as many rounds again.
             self._max_rounds += self.rounds
             raise SimulationError(
                 f"not done after {self.rounds - 1} rounds, at {self._now_seconds:g} s of virtual "
@@ -172,9 +178,9 @@ class SimLoop(asyncio.BaseEventLoop):
                 if not handle.cancelled():
                     handle._run()
         finally:
-            # The traceback of what a task raised has this frame, and would keep the task alive.
+            # The traceback of a task's error has this frame, and would keep the task alive.
             handle = None
-            # Some are left if one raised KeyboardInterrupt, say.
+            # Some are left after a KeyboardInterrupt, say.
             self._ready.extendleft(reversed(batch))
 
     def _take_timers(self) -> None:
@@ -190,7 +196,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 self._now_seconds = max(self._now_seconds, timers[0][0])
             elif not self._ready:
                 self._wait_for_a_blocked_thread()
-        # Those of one moment: where several are overdue, each has a round of its own.
+        # Only timers of one moment: if several are overdue, each has a round of its own.
         due = min(timers[0][0], self._now_seconds) if timers else self._now_seconds
         while timers and timers[0][0] <= due:
             timer = heapq.heappop(timers)[2]
@@ -201,7 +207,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 self._ready.append(timer)
 
     def _shuffled(self) -> list[asyncio.Handle]:
-        """Take all that is ready, in a new order that keeps the order of each owner's handles."""
+        """Take all ready handles, in a new order that keeps the order of each owner's handles."""
         batch = list(self._ready)
         self._ready.clear()
         if len(batch) < 2:
@@ -225,7 +231,7 @@ class SimLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As asyncio's."""
+        """Schedule a timer, as asyncio does."""
         self._check_closed()  # pyright: ignore[reportAttributeAccessIssue]
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._num_timers += 1
@@ -234,7 +240,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Called by a timer before it is cancelled."""
+        """Count a cancelled timer. A timer calls this before it is cancelled."""
         if not handle._scheduled:
             return
         self._num_cancelled_timers += 1
@@ -251,7 +257,7 @@ class SimLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
-        """As asyncio's."""
+        """Schedule a callback from any thread, as asyncio does."""
         if threading.get_ident() == self._thread_id:  # pyright: ignore[reportAttributeAccessIssue]
             return self.call_soon(callback, *args, context=context)
         self._check_closed()  # pyright: ignore[reportAttributeAccessIssue]
@@ -262,7 +268,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> Any:
-        """As asyncio's, in a thread of its own whatever the executor."""
+        """Run a function as asyncio does, in a thread of its own whatever the executor."""
         self._check_closed()  # pyright: ignore[reportAttributeAccessIssue]
         future: asyncio.Future[T] = self.create_future()
 
@@ -282,7 +288,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return future
 
     async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
-        """There is none."""
+        """Do nothing: there is no default executor."""
 
     def _end_work(
         self,
@@ -324,7 +330,7 @@ class SimLoop(asyncio.BaseEventLoop):
         with self._called_in:
             calls = list(self._calls)
             self._calls.clear()
-        # Each thread's calls in their order, threads in the order in which they were started.
+        # Keep each thread's calls in their order, threads in the order in which they were started.
         started = {thread: rank for rank, thread in enumerate(threading.enumerate())}
         calls.sort(key=lambda call: started.get(call[0], -1))
         self._ready.extend(handle for _, handle in calls)
@@ -342,7 +348,7 @@ class SimLoop(asyncio.BaseEventLoop):
                         yield thread
 
     def _wait_for_a_blocked_thread(self) -> None:
-        """The last hope of a loop without anything to do."""
+        """Wait for a thread, as the last hope of a loop without anything to do."""
         threads = list(self._threads_at_work())
         with self._called_in:
             if threads:
@@ -370,17 +376,17 @@ def _is_a(value: object, *kinds: type) -> bool:
 
 
 def _checked_int(name: str, value: int, limit: str = "", least: float = -math.inf) -> int:
-    """A plain int, whatever the class of `value`."""
+    """Return a plain int, whatever the class of `value`."""
     if _is_a(value, int) and (plain := int.__int__(value)) >= least:
         return plain
     raise ConfigError(f"{name} must be an int{limit}, got {shown(value)}")
 
 
 def _owners(handles: list[asyncio.Handle]) -> list[int]:
-    """For each handle a number; those with equal numbers keep their order.
+    """Return a number for each handle; handles with equal numbers keep their order.
 
-    Handles belong together that are methods of one object, or callbacks of one future (or look
-    like those: their first argument is that future).
+    These are methods of one object, or callbacks of one future. A handle whose first argument is a
+    future counts as its callback.
     """
     joined: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""Reads streams of an engine with a `FakeModel`, and notes whatever breaks their contract."""
+"""Reader of an engine's streams, with a `FakeModel`, that records breaches of their contract."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ BY_ITSELF = (FinishReason.LENGTH, FinishReason.STOP)
 
 
 class StreamChecker:
-    """The contract: tokens are those of `expected_tokens`, in order, with the log-probabilities of
-    `expected_logprobs` where these are asked for; then comes exactly one end, and nothing after it;
-    steps fail only where that was planted. `check` raises AssertionError if it was broken."""
+    """Checker of the contract of streams.
+
+    Tokens are those of `expected_tokens`, in order, with the log-probabilities of
+    `expected_logprobs` if these are asked for. Then comes exactly one end, and nothing after it.
+    Steps fail only if that was planted. If the contract was broken, `check` raises AssertionError.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.ends: Counter[str] = Counter()
-        """How requests ended: a finish reason, the name of an error, "left" or "cancelled"."""
+        """Ends of requests: a finish reason, the name of an error, "left" or "cancelled"."""
         self.wrong_tokens: list[str] = []
         """Requests with wrong tokens, or log-probabilities."""
         self.wrong_ends: list[str] = []
@@ -54,9 +57,11 @@ class StreamChecker:
         request_id: str | None = None,
         deadline_seconds: float | None = None,
     ) -> str:
-        """Submit a request and read it to its end, or until `leave_after` tokens came; how it
-        ended. `pause_seconds(n)` is how long to sleep after the n-th token. `params` must have a
-        seed."""
+        """Submit a request, read it to its end, or until `leave_after` tokens came, and return how
+        it ended.
+
+        The reader sleeps for `pause_seconds(n)` after the n-th token. `params` must have a seed.
+        """
         try:
             stream = self.engine.stream(
                 prompt, params, request_id=request_id, deadline_seconds=deadline_seconds
@@ -151,12 +156,14 @@ class StreamChecker:
             self.wrong_tokens.append(f"{stream!r} has wrong prompt_logprobs")
 
     def _check_end(self, stream: TokenStream, end: str) -> None:
-        """What comes after the end, read without awaiting: nothing may be left to wait for."""
+        """Check what comes after the end, read without awaiting: nothing may be left to wait
+        for.
+        """
         if stream.finish_reason is None or None in stream.finish_reasons:
             self.wrong_ends.append(f"{stream!r} ended as {end!r} and goes on")
             return
         further = [_read_on(stream) for _ in range(3)]
-        # An error stays. One that left may find the error that had ended its request before.
+        # An error stays. A reader that left may find the error that had ended its request before.
         if end in ("left", "cancelled"):
             ends = ("end", "error")
         else:

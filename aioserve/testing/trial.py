@@ -1,5 +1,6 @@
-"""One policy on one workload, from options to metrics: what `aioserve simulate`, `aioserve sweep`
-and `replay`, their like in a test, have in common."""
+"""One policy on one workload, from options to metrics: the common part of `aioserve simulate`,
+`aioserve sweep` and `replay`, which does the same in a test.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class Tried(NamedTuple):
 class Trial:
     """A workload and a machine that policies are tried on, one after the other.
 
-    `source` is as in `workload`. Raises `ConfigError` and `TraceError` for what makes no sense, a
-    seed that draws nothing included.
+    `source` is as in `workload`. Raises `ConfigError` and `TraceError` for invalid options, and for
+    a seed that draws nothing.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Trial:
                 or options.speculation_max_tokens != 0
                 or options.draws(source)
             )
-            """Whether anything of it depends on a seed."""
+            """True if anything of it depends on a seed."""
             if options.seed is not None and not self.draws:
                 raise ConfigError(
                     "seed: nothing of a trace is drawn, and no step varies, got "
@@ -66,7 +67,7 @@ class Trial:
                 )
             self.requests: list[TraceRequest] = workload(source, options)
             self.targets: Targets | None = targets_of(self.requests)
-            """Targets that make goodput; None without any."""
+            """Targets that define goodput; None without any."""
 
     def eviction(self) -> Eviction:
         """Make the strategy, a new object for each run, like a policy."""
@@ -80,7 +81,7 @@ class Trial:
         timeline: Timeline | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> Tried:
-        """Try one: a fresh object, or a name of which one is made."""
+        """Try a policy: a fresh object, or a name of which one is made."""
         options, machine = self.options, self.machine
         if isinstance(policy, str):
             policy = named_policy(self.registry, str.__str__(policy))
@@ -108,7 +109,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions(TrialOptions):
-    """Options of `replay`: those of a trial, and where what happens is written."""
+    """Options of `replay`: those of a trial, and outputs."""
 
     eviction: str | EvictionStrategy = "lru"
     requests: str | Path | None = None
@@ -124,14 +125,14 @@ def replay(
 ) -> Metrics:
     """Run a trace through the real scheduler on a virtual clock and measure it.
 
-    trace: a file of any format that `aioserve simulate` reads, the name of one of its made-up
-        workloads, or requests.
-    policy: a fresh policy object, the name of one that is installed, or `FILE.py:CLASS`, options
-        behind it.
-    cost: how long a step takes, in place of what `model` and `hardware` or `cost_table` say.
-    eviction: a strategy object, or the name of a strategy that is native or installed.
-    requests: a file, `*.csv` or `*.jsonl`, that gets a line for each request.
-    timeline: an empty one, which takes down every step.
+    - `trace` is a file of any format that `aioserve simulate` reads, the name of one of its made-up
+      workloads, or requests.
+    - `policy` is a fresh policy object, the name of an installed one, or `FILE.py:CLASS`, with
+      options behind it.
+    - `cost` is the time of steps, in place of `model` and `hardware` or `cost_table`.
+    - `eviction` is a strategy object, or the name of a strategy that is native or installed.
+    - `requests` is a file, `*.csv` or `*.jsonl`, that gets a line for each request.
+    - `timeline`, an empty one, records every step.
 
     The others are the options of `aioserve simulate`, with the same defaults. With targets, which
     the policy sees of the requests that have them, the metrics have a goodput. Raises `TraceError`
@@ -154,7 +155,7 @@ def replay(
 
 
 def _source(trace: str | Path | Sequence[TraceRequest]) -> str | Path | Sequence[TraceRequest]:
-    """A name of a made-up workload, or the path of a file, told apart."""
+    """Return the name of a made-up workload, or the path of a file."""
     if not isinstance(trace, str):
         return trace
     name = str.__str__(trace)
