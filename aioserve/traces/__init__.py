@@ -1,3 +1,3 @@
-"""Workloads, recorded or made up. Knows nothing of those who serve them."""
+"""Workloads, recorded or made up. Knows nothing of the programs that serve them."""
 
 from __future__ import annotations

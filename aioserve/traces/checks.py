@@ -1,4 +1,4 @@
-"""Checks of numbers where they enter: what is no plain number, or outside its range, is refused.
+"""Checks of numbers where they enter: invalid ones and those outside their range are refused.
 
 Only Python's own numbers are taken, and numpy's float: those of a subclass may raise when compared.
 """
@@ -28,7 +28,7 @@ def check_int(
     *,
     error: type[AioserveError] = ConfigError,
 ) -> None:
-    """Raise unless `value` is an int in `[least, most]`; the name stands before the message."""
+    """Raise unless `value` is an int in `[least, most]`; the message begins with the name."""
     if type(value) is not int:
         raise error(f"{name} must be an int, got {shown(value)}")
     if not least <= value <= most:
@@ -44,8 +44,10 @@ def check_number(
     above: float | None = 0.0,
     error: type[AioserveError] = ConfigError,
 ) -> None:
-    """Raise unless `value` is a number above `above`, or from 0 on where that is None, and at most
-    `most`."""
+    """Raise unless `value` is a number above `above` and at most `most`.
+
+    If `above` is None, it must be at least 0.
+    """
     number = value if type(value) in (int, float, np.float64) else math.nan
     if number > most:
         raise error(f"{name} must be at most {most:g}, got {shown(value)}")
@@ -55,7 +57,9 @@ def check_number(
 
 
 def number_in(text: str, name: str, kind: type[T]) -> T:
-    """The int or float that a text is. Raises `ConfigError`, the name before the message."""
+    """Return the int or float that a text is. Raises `ConfigError`, whose message begins with the
+    name.
+    """
     try:
         return kind(text)
     except ValueError:
@@ -65,8 +69,10 @@ def number_in(text: str, name: str, kind: type[T]) -> T:
 
 @contextmanager
 def named(what: str, error: type[AioserveError] = ConfigError) -> Iterator[None]:
-    """Around the touch of an object that a caller made: what it raises becomes an `error` that
-    begins with `what`, unless it is an error of ours."""
+    """Turn what an object of a caller raises in the block into an `error` that begins with `what`.
+
+    Errors of ours pass unchanged.
+    """
     try:
         yield
     except AioserveError:

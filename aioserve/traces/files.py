@@ -1,6 +1,7 @@
-"""Lines of text files that others wrote, plain or `.gz`: of whole files alone, and within bounds
-that are checked before anything of that size is held in memory. Lines of CSV files with a header:
-values by column, each read as what it must be.
+"""Lines of text files that others wrote, plain or `.gz`, within bounds.
+
+Bounds are checked before anything of that size is held in memory, and only whole files are
+accepted. For CSV files with a header, values are read by column, each as its type.
 """
 
 from __future__ import annotations
@@ -40,21 +41,23 @@ __all__ = [
 ]
 
 MAX_FILE_BYTES = 1 << 30
-"""Unpacked."""
+"""Most bytes of a file, unpacked."""
 MAX_LINE_BYTES = 64 << 20
 MAX_LINES = 1 << 22
 MAX_SHOWN_CHARS = 500
 
 
 def short(text: object) -> str:
-    """Text of an error or a path: the beginning, where it is long."""
+    """Return the text of an error or a path; of a long one the beginning."""
     whole = str(text)
     return whole if len(whole) <= MAX_SHOWN_CHARS else f"{whole[:MAX_SHOWN_CHARS]}..."
 
 
 def open_file(path: Any) -> BinaryIO:
-    """A regular file, for reading. Raises `TraceError` for anything else: what is read from a pipe
-    or a device may never come, or never end."""
+    """Open a regular file for reading. Raises `TraceError` for anything else.
+
+    Data of a pipe or a device may never come, or never end.
+    """
     if isinstance(path, str):
         path = Path(str.__str__(path))
     elif not isinstance(path, Path):
@@ -75,13 +78,13 @@ def open_file(path: Any) -> BinaryIO:
 class Lines:
     """The texts of the lines of a file, with their ends but without a byte order mark.
 
-    It is opened once. To go on to the next line raises `TraceError` for a file that can't be read,
-    a line of over `MAX_LINE_BYTES`, more than `MAX_LINES` lines, or over `MAX_FILE_BYTES` in all.
+    The file is opened once. The next line raises `TraceError` for a file that can't be read. So
+    does a line of over `MAX_LINE_BYTES`, one beyond `MAX_LINES`, or one beyond `MAX_FILE_BYTES`.
     """
 
     def __init__(self, path: Any) -> None:
         self.place: str = f"{short(path)}:1"
-        """`file:line` of the one given last."""
+        """Place of the line that was returned last, as `file:line`."""
         self._lines: Iterator[tuple[str, str]] = _lines_of(path)
 
     def __iter__(self) -> Iterator[str]:
@@ -92,7 +95,7 @@ class Lines:
         return line
 
     def first(self) -> str:
-        """The first line that isn't blank, without blanks around it. It is given once more."""
+        """Return the first line that isn't blank, stripped. Iteration returns it once more."""
         for line in self:
             if line.strip():
                 self._lines = itertools.chain([(self.place, line)], self._lines)
@@ -101,7 +104,7 @@ class Lines:
 
 
 def _lines_of(path: Any) -> Iterator[tuple[str, str]]:
-    """`file:line` and the text of every line."""
+    """Yield `file:line` and the text of every line."""
     number = total = 0
     name = short(path)
     try:
@@ -132,7 +135,7 @@ MAX_CSV_LINE_CHARS = 1 << 20
 
 
 class CsvRow:
-    """One line: its values by column, and where it is."""
+    """One line: its values by column, and its place."""
 
     def __init__(self, place: str, header: tuple[str, ...], values: dict[str, str]) -> None:
         self.place = place
@@ -140,7 +143,7 @@ class CsvRow:
         self.values = values
 
     def count(self, name: str, least: int, most: int = MAX_REQUEST_TOKENS) -> int:
-        """A whole number; pandas writes it as `10.0` in a column where one was missing."""
+        """Return a whole number. pandas writes it as `10.0` in a column with missing values."""
         text = self.values[name]
         value = _whole(text)
         if value is None or not least <= value <= most:
@@ -151,12 +154,14 @@ class CsvRow:
         return value
 
     def optional(self, name: str) -> int | None:
-        """The count in a column that may be missing, or empty."""
+        """Return the count in a column that may be missing, or empty."""
         return self.count(name, 1, MAX_ASKED_TOKENS) if self.values.get(name) else None
 
     def name(self, *columns: str) -> str:
-        """The text in one of these columns, which mean the same; empty where there is none of them.
-        Raises `TraceError` where there are several."""
+        """Return the text in one of these columns, which mean the same; empty without any.
+
+        Raises `TraceError` if there are several.
+        """
         there = [column for column in columns if column in self.values]
         if len(there) > 1:
             raise TraceError(f"{self.place}: the columns {' and '.join(there)} mean the same")
@@ -170,7 +175,7 @@ class CsvRow:
         return value
 
     def target(self, name: str) -> float | None:
-        """The seconds in a column that may be missing, or empty."""
+        """Return the seconds in a column that may be missing, or empty."""
         if not self.values.get(name):
             return None
         value = self._number(name)
@@ -180,7 +185,7 @@ class CsvRow:
         return value
 
     def share(self, name: str) -> float | None:
-        """The number in [0, 1] in a column that may be missing, or empty."""
+        """Return the number in [0, 1] in a column that may be missing, or empty."""
         if not self.values.get(name):
             return None
         value = self._number(name)
@@ -210,7 +215,7 @@ class CsvRow:
 
 
 def csv_rows(lines: Lines, headers: tuple[tuple[str, ...], ...]) -> Iterator[CsvRow]:
-    """The lines of a file that begins with one of `headers`."""
+    """Yield the rows of a file that begins with one of `headers`."""
     reader = csv.reader(_short_ones(lines), skipinitialspace=True)
     try:
         rows = (values for values in reader if not _is_blank(values))
@@ -235,14 +240,14 @@ def csv_rows(lines: Lines, headers: tuple[tuple[str, ...], ...]) -> Iterator[Csv
 
 
 def _check_names(place: str, columns: list[str]) -> None:
-    """Raise for a name of two columns: it isn't known which of them is meant."""
+    """Raise for a name of two columns: it is unknown which of them is meant."""
     for name in columns:
         if name and columns.count(name) > 1:
             raise TraceError(f"{place}: {columns.count(name)} columns are called {shown(name)}")
 
 
 def _short_ones(lines: Lines) -> Iterator[str]:
-    """The lines; raises for one with more columns than anybody writes."""
+    """Yield the lines; raises for one that is longer than any real one."""
     for line in lines:
         if len(line) > MAX_CSV_LINE_CHARS:
             raise TraceError(f"{lines.place}: a line of over {MAX_CSV_LINE_CHARS:,} characters")
@@ -275,14 +280,16 @@ def _whole(text: str) -> int | None:
 
 
 def begins_with(headers: tuple[tuple[str, ...], ...], line: str) -> bool:
-    """Whether a line has the columns of one of `headers`, and perhaps further ones."""
+    """Return true if a line has the columns of one of `headers`, and perhaps further ones."""
     return _header_of(_columns_of(line), headers) is not None
 
 
 def columns_missing(headers: tuple[tuple[str, ...], ...], line: str) -> str:
-    """What the first line of a CSV lacks to begin with the one of `headers` that it is most like,
-    or that it has their columns in another order; what there is where it is like none, and nothing
-    of a line that has no columns."""
+    """Return what the first line of a CSV lacks to begin with the most similar of `headers`.
+
+    It may lack columns, or have them in another order. If it is like none, return all headers.
+    Empty for a line without columns.
+    """
     columns = _stripped(_columns_of(line))
     likeness = [len(set(header) & set(columns)) for header in headers]
     if not any(likeness):

@@ -2,31 +2,31 @@
 
 One JSON value a line:
 
-- Mooncake (Qin et al., FAST 2025): `timestamp` in ms, `input_length`, `output_length`, `hash_ids`,
-  one id per 512 tokens, the last block perhaps partial. Ids are global.
-- Agentic sessions (kv-cache-tester): one session of a coding agent, `id`, `block_size`, `requests`;
-  a request has `t` in seconds since its agent began, `in`, `out` and `hash_ids`, one per whole
+- Mooncake (Qin et al., FAST 2025): `timestamp` in ms, `input_length`, `output_length`, `hash_ids`.
+  There is one id per 512 tokens, the last block perhaps partial. Ids are global.
+- Agentic sessions (kv-cache-tester): one session of a coding agent, `id`, `block_size`, `requests`.
+  A request has `t` in seconds since its agent began, `in`, `out` and `hash_ids`, one per whole
   block. Ids are local to the session. An entry may be a sub-agent with `requests` of its own.
 
-A header line and one request a line, which share no blocks:
+A header line and one request a line, without shared blocks:
 
-- Azure (Patel et al., "Splitwise", ISCA 2024): `TIMESTAMP,ContextTokens,GeneratedTokens`, the
-  first a date and time; or `arrival_s,context_tokens,generated_tokens`, the first in seconds.
+- Azure (Patel et al., "Splitwise", ISCA 2024): `TIMESTAMP,ContextTokens,GeneratedTokens`, the first
+  a date and time; or `arrival_s,context_tokens,generated_tokens`, the first in seconds.
 - ServeGen, as drawn from its distributions: `arrival_s,client,input_tokens,output_tokens`, the
   second also called `tenant`.
 
 A header line and the lengths of one request a line, without times:
 
-- Vidur (Agrawal et al., MLSys 2024): `num_prefill_tokens,num_decode_tokens`; or the columns of the
-  formats above that are about tokens.
+- Vidur (Agrawal et al., MLSys 2024): `num_prefill_tokens,num_decode_tokens`; or the token columns
+  of the formats above.
 
-Further columns and fields are passed over, but for these, of which each may be missing, and none is
-ever made of the recorded answer:
+Further columns and fields are ignored, except the following ones. Each may be missing, and none is
+derived from the recorded answer:
 
-- `max_tokens`, the most that the caller asked for, `predicted_output_tokens`, what was expected;
-- `tenant`, who sent it, in a CSV also called `client`, and `class`, its class of service;
-- `ttft_target_seconds`, `tpot_target_seconds` and `deadline_seconds`, what was wanted of its times;
-- `acceptance`, in [0, 1]: how many of a drafter's tokens for it were right, of those whose
+- `max_tokens`, the most that the caller asked for, `predicted_output_tokens`, the expected length;
+- `tenant`, the sender, in a CSV also called `client`, and `class`, its class of service;
+- `ttft_target_seconds`, `tpot_target_seconds` and `deadline_seconds`, the targets of its times;
+- `acceptance`, in [0, 1]: the share of a drafter's tokens for it that were right, of those whose
   predecessors in the same step were.
 """
 
@@ -100,11 +100,11 @@ Row = TypeVar("Row")
 
 
 def read_trace(path: str | Path, *, timed: bool = True) -> list[TraceRequest]:
-    """Requests of a file, whose first line tells its format: by arrival, which counts from the
-    first of them.
+    """Read the requests of a file, whose first line tells its format.
 
-    Where what is read needs no times, since others will be drawn, `timed=False` takes a file of
-    lengths too: all its requests come at 0, in the file's order. Raises `TraceError`.
+    They are sorted by arrival, which counts from the first of them. If times will be drawn anyway,
+    `timed=False` also takes a file of lengths: all its requests come at 0, in the file's order.
+    Raises `TraceError`.
     """
     lines = Lines(path)
     first = lines.first()
@@ -148,29 +148,33 @@ def read_trace(path: str | Path, *, timed: bool = True) -> list[TraceRequest]:
 
 
 def read_mooncake(path: str | Path) -> list[TraceRequest]:
-    """Requests of a file in Mooncake's format, as they are in it. Raises `TraceError`."""
+    """Read a file in Mooncake's format, unchanged. Raises `TraceError`."""
     return _mooncake(Lines(path))
 
 
 def read_agentic(path: str | Path) -> list[TraceRequest]:
-    """Requests of a file of agentic sessions: session by session, in each by time, those of
-    sub-agents among them. Raises `TraceError`."""
+    """Read a file of agentic sessions: session by session, in each by time, sub-agents included.
+
+    Raises `TraceError`.
+    """
     return _agentic(Lines(path))
 
 
 def read_azure(path: str | Path) -> list[TraceRequest]:
-    """Requests of a file in Azure's format, as they are in it. Dates and times count from the
-    first. Raises `TraceError`."""
+    """Read a file in Azure's format, unchanged. Dates and times count from the first.
+
+    Raises `TraceError`.
+    """
     return _azure(Lines(path))
 
 
 def read_servegen(path: str | Path) -> list[TraceRequest]:
-    """Requests of a file in ServeGen's format, as they are in it. Raises `TraceError`."""
+    """Read a file in ServeGen's format, unchanged. Raises `TraceError`."""
     return _servegen(Lines(path))
 
 
 class _Collected:
-    """Requests of a file, in order, as many as a trace may have."""
+    """Requests of a file, in order, at most as many as a trace may have."""
 
     def __init__(self) -> None:
         self.requests: list[TraceRequest] = []
@@ -184,7 +188,7 @@ class _Collected:
         self.requests.append(request)
 
     def add_row(self, row: CsvRow, arrival: float, prompt_column: str, output_column: str) -> None:
-        """A line of a CSV, whose request shares no blocks."""
+        """Add a line of a CSV, whose request shares no blocks."""
         prompt = row.count(prompt_column, 1)
         request = TraceRequest(
             len(self.requests),
@@ -296,7 +300,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True, rename={"request_class":
 
     @property
     def asked(self) -> dict[str, Any]:
-        """These fields, by the names that a `TraceRequest` has."""
+        """Fields that may be missing, by the names that a `TraceRequest` has."""
         return {name: getattr(self, name) for name in _Asked.__struct_fields__}
 
 
@@ -319,13 +323,13 @@ class _AgenticRequest(
     output_tokens: Output
     hash_ids: tuple[Count, ...]
     api_time: Seconds = 0.0
-    """Time that the completion took."""
+    """Time that the completion took, in seconds."""
     think_time: Seconds | None = None
-    """Since the answer before."""
+    """Time since the answer before, in seconds."""
 
 
 class _StreamedAgenticRequest(_AgenticRequest, frozen=True, tag="s"):
-    """One whose answer was streamed; otherwise the same."""
+    """Request whose answer was streamed; otherwise the same."""
 
 
 class _SubAgent(msgspec.Struct, frozen=True, tag_field="type", tag="subagent"):
@@ -343,7 +347,7 @@ class _AgenticSession(msgspec.Struct, frozen=True):
 class _Turn(msgspec.Struct, frozen=True):
     entry: _AgenticRequest
     after: int | None
-    """Which of the turns came before in its agent, or in the one that sent its agent off."""
+    """Index of the turn before in its agent, or in the agent that started its agent."""
 
 
 class _Agent(msgspec.Struct):
@@ -355,7 +359,7 @@ class _Agent(msgspec.Struct):
 def _flattened(
     entries: tuple[_AgenticRequest | _StreamedAgenticRequest | _SubAgent, ...],
 ) -> Iterator[_Turn]:
-    """The requests of an agent, and of its sub-agents, in session time."""
+    """Yield the requests of an agent, and of its sub-agents, in session time."""
     agents = [_Agent(0.0, _in_time(entries), None)]
     count = 0
     while agents:
@@ -377,14 +381,17 @@ def _in_time(
 
 
 def _think_seconds(before: _AgenticRequest, turn: _AgenticRequest) -> float:
-    """As recorded, but for the first of a sub-agent, which knows nothing of the answer before."""
+    """Return the recorded time to think, or the time between the answer before and this turn.
+
+    A sub-agent's first turn has no recorded time: it knows nothing of the answer before.
+    """
     if turn.think_time:
         return turn.think_time
     return max(0.0, turn.t - before.t - before.api_time)
 
 
 def _json_rows(lines: Lines, row: type[Row]) -> Iterator[Row]:
-    """The value of every line that isn't blank."""
+    """Yield the value of every line that isn't blank."""
     decoder = msgspec.json.Decoder(row)
     for line in lines:
         if not line.strip():
@@ -399,18 +406,20 @@ def _json_rows(lines: Lines, row: type[Row]) -> Iterator[Row]:
 
 
 def with_turns(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """The trace with what `follows` what, by arrival, and the time between the two as
-    `think_seconds`: how long the answer took isn't recorded, so that is in it.
+    """Return the trace with `follows` by arrival, and the time between the two as `think_seconds`.
+
+    The duration of the answer isn't recorded, so that time includes it.
 
     A trace like Mooncake's names no conversations. But the id of a block stands for all tokens up
-    to its end, so that a prompt with the id of another's last whole block begins with that prompt.
-    Where that block was in no prompt before, it is that request's own words and not a text that
-    many begin with: who has it too goes on with the same conversation.
+    to its end. So a prompt with the id of another's last whole block begins with that prompt. If no
+    earlier prompt had that block, it is that request's own words, and not a text that many begin
+    with. A later request with it continues the same conversation.
     """
     made = list(trace)
     last_of: dict[int, int] = {}
-    """Index of the latest request whose last whole block this is, by the block. A block that
-    another prompt had in its middle before is left out."""
+    """Index of the latest request with this last whole block, by the block. A block that another
+    prompt had in its middle before is left out.
+    """
     seen: set[int] = set()
     for index in sorted(range(len(trace)), key=lambda index: trace[index].arrival_seconds):
         request = trace[index]

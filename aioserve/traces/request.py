@@ -1,7 +1,8 @@
-"""One request of a trace: who came when, how long prompt and answer were, which blocks were shared.
+"""One request of a trace: its sender and arrival, the lengths of prompt and answer, and its shared
+blocks.
 
 Traces hold no text. A prompt is a list of block ids, and equal ids stand for equal tokens behind
-equal tokens: KV that can be reused. `prompt_ids` makes tokens out of them.
+equal tokens: KV that can be reused. Tokens are made of them by `prompt_ids`.
 """
 
 from __future__ import annotations
@@ -40,20 +41,22 @@ __all__ = [
 ]
 
 END_TOKEN = int(np.iinfo(np.int32).max)
-"""Ends answers, and is in no prompt."""
+"""Token that ends answers, and is in no prompt."""
 
 MAX_REQUESTS = 1 << 22
 MAX_BLOCK_IDS = 1 << 26
-"""In all requests of a file."""
+"""Most block ids in all requests of a file."""
 MAX_REQUEST_TOKENS = 1 << 24
-"""In a prompt, in an answer, and in a block."""
+"""Most tokens of a prompt, of an answer, and of a block."""
 MAX_ASKED_TOKENS = 2**31 - 1
 """Largest limit that a caller may set for a completion."""
 MAX_ARRIVAL_SECONDS = 1e10
-"""On any clock, that of the time since 1970 included: floats are exact to microseconds there."""
+"""Latest arrival on any clock, that of the time since 1970 included: floats are exact to
+microseconds there.
+"""
 MAX_RATE = 1e9
 MAX_NAME_CHARS = 500
-"""Longest name of a session, a tenant or a class."""
+"""Most characters of the name of a session, a tenant or a class."""
 MAX_TARGET_SECONDS = 1e9
 TARGETS = ("ttft_target_seconds", "tpot_target_seconds", "deadline_seconds")
 MAY_BE_NONE = ("max_tokens", "predicted_output_tokens", "follows")
@@ -65,31 +68,34 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     number: int
     """Position in the trace, from 0."""
     arrival_seconds: float
-    """Since the trace began; of one in sessions, since its session began."""
+    """Time since the trace began; of a request in a session, since its session began."""
     prompt_tokens: int
     output_tokens: int
     block_ids: tuple[int, ...]
-    """Ids of the prompt's blocks, from position 0. The last block is partial where they cover more
-    tokens than the prompt has; where they cover fewer, the rest is a partial block without id."""
+    """Ids of the prompt's blocks, from position 0. The last block is partial if they cover more
+    tokens than the prompt has. If they cover fewer, the rest is a partial block without id.
+    """
     block_tokens: int
     session: str = ""
-    """Ids are equal only within a session."""
+    """Session within which equal ids stand for equal blocks."""
     tenant: str = ""
-    """The sender, where the trace tells."""
+    """Sender, if the trace tells it."""
     request_class: str = ""
-    """The class of service, where the trace tells, such as `interactive`."""
+    """Class of service, if the trace tells it, such as `interactive`."""
     max_tokens: int | None = None
-    """Most tokens that the caller asked for, where the trace tells: unlike `output_tokens`, known
-    when the request arrives."""
+    """Most tokens that the caller asked for, if the trace tells it: unlike `output_tokens`, known
+    when the request arrives.
+    """
     priority: int = 0
-    """As its caller would give it: no format records it."""
+    """Priority that its caller would give; no format records it."""
     predicted_output_tokens: int | None = None
     """Expected length of the answer: recorded, or made by a predictor."""
     follows: int | None = None
-    """Number of the request whose answer came before this one in its conversation, or was what its
-    agent worked on, where that is known."""
+    """Number of the request whose answer came before this one in its conversation, or that its
+    agent worked on; None if unknown.
+    """
     think_seconds: float = 0.0
-    """From the end of that answer to this request."""
+    """Time from the end of that answer to this request."""
     ttft_target_seconds: float | None = None
     """Time after its arrival within which its first token is wanted; None sets no target."""
     tpot_target_seconds: float | None = None
@@ -97,21 +103,20 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     deadline_seconds: float | None = None
     """Time after its arrival when it is ended, unless it has ended before."""
     acceptance: float | None = None
-    """Chance in [0, 1] that a draft token of its answer is right, where the trace
-    tells."""
+    """Chance in [0, 1] that a draft token of its answer is right, if the trace tells it."""
 
     @property
     def has_target(self) -> bool:
-        """Whether something is wanted of its times."""
+        """True if it has a target."""
         return any(getattr(self, name) is not None for name in TARGETS)
 
     @property
     def own_token(self) -> int:
-        """The token of this request alone: what no other prompt shares is made of it."""
+        """Token of this request alone, for the part of its prompt that no other prompt shares."""
         return END_TOKEN - 1 - self.number
 
     def prompt_ids(self) -> npt.NDArray[np.int32]:
-        """A prompt of the recorded length: int32 `[prompt_tokens]`.
+        """Return a prompt of the recorded length: int32 `[prompt_tokens]`.
 
         Blocks with equal ids are equal, and no token of one block is in another. The rest without
         id is this request's alone. Raises `TraceError` as `check_request`.
@@ -127,8 +132,8 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def at_rate(trace: Sequence[TraceRequest], requests_per_second: float) -> list[TraceRequest]:
-    """The trace with all arrivals stretched evenly, to so many requests a second on average from
-    the first of them, at 0, to the last.
+    """Stretch all arrivals evenly, to `requests_per_second` on average from the first, at 0, to the
+    last.
 
     Raises `ConfigError` for a rate that isn't more than 0 or makes the trace longer than
     `MAX_ARRIVAL_SECONDS`, or a trace that takes no time.
@@ -152,13 +157,14 @@ def at_rate(trace: Sequence[TraceRequest], requests_per_second: float) -> list[T
 
 
 def repeated(trace: Sequence[TraceRequest], count: int) -> list[TraceRequest]:
-    """`count` requests, which are the trace again and again: each time it begins behind the last
-    arrival of the time before, by as much as two arrivals are apart on average.
+    """Return `count` requests: the trace again and again.
 
-    Numbers go on, and who follows whom stays within one time. Block ids and sessions stay, so that
-    prompts find what the time before has left in the cache. Raises `ConfigError` for a count that
-    isn't 1 to `MAX_REQUESTS`, for a trace that takes no time, and where the last arrival would be
-    after `MAX_ARRIVAL_SECONDS` or a number above what one may be.
+    Each repetition begins behind the last arrival of the one before, by the mean gap of arrivals.
+    Numbers go on, and `follows` stays within one repetition. Block ids and sessions stay, so
+    prompts find what the repetition before has left in the cache.
+
+    Raises `ConfigError` for a count that isn't 1 to `MAX_REQUESTS`, and for a trace that takes no
+    time. Also if the last arrival would be after `MAX_ARRIVAL_SECONDS`, or a number too large.
     """
     check_int("count", count, 1, MAX_REQUESTS)
     ordered = sorted(trace, key=lambda request: request.arrival_seconds)
@@ -197,10 +203,11 @@ def repeated(trace: Sequence[TraceRequest], count: int) -> list[TraceRequest]:
 
 
 def with_scaled_lengths(trace: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
-    """The trace with `factor` times as many tokens in prompts, answers and blocks, rounded up.
+    """Return the trace with `factor` times as many tokens in prompts, answers and blocks, rounded
+    up.
 
-    Block ids stay, so that requests share what they shared. Raises `ConfigError` for a factor that
-    isn't more than 0, makes a fraction of a shared block, or more tokens than a request may have.
+    Block ids stay, so requests share what they shared. Raises `ConfigError` for a factor that isn't
+    more than 0, makes a fraction of a shared block, or more tokens than a request may have.
     """
     check_number("scale_lengths", factor, MAX_REQUEST_TOKENS)
     factor = float(factor)
@@ -231,7 +238,7 @@ def with_scaled_lengths(trace: Sequence[TraceRequest], factor: float) -> list[Tr
 
 
 def _whole_block(request: TraceRequest, factor: float) -> int:
-    """Its tokens; raises unless whole ones become of them where blocks are shared."""
+    """Return its tokens; raises unless shared blocks keep whole tokens."""
     scaled = request.block_tokens * factor
     if request.block_ids and (scaled < 1 or not scaled.is_integer()):
         raise ConfigError(
@@ -242,7 +249,7 @@ def _whole_block(request: TraceRequest, factor: float) -> int:
 
 
 def checked_requests(trace: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """List the requests. Raises `TraceError` for what is no trace."""
+    """List the requests. Raises `TraceError` for an invalid trace."""
     requests: list[TraceRequest] = []
     with named("trace", TraceError):
         for index, request in enumerate(trace):
@@ -254,9 +261,11 @@ def checked_requests(trace: Iterable[TraceRequest]) -> list[TraceRequest]:
 
 
 def check_request(place: str, request: TraceRequest) -> None:
-    """Raise `TraceError`, which begins with `place`, for a value that no request can have: every
-    number within its bounds, names that can be shown, ids of blocks that have room among int32
-    tokens and are no more than the prompt has blocks."""
+    """Raise `TraceError`, which begins with `place`, for a value that no request can have.
+
+    Every number must be within its bounds, and names must be printable. Ids of blocks must have
+    room among int32 tokens, and may be no more than the prompt has blocks.
+    """
     if type(request) is not TraceRequest:
         raise TraceError(f"{place}: must be a TraceRequest, got {shown(request)}")
     number, prompt, block = request.number, request.prompt_tokens, request.block_tokens
@@ -297,8 +306,10 @@ def check_request(place: str, request: TraceRequest) -> None:
 
 
 def check_blocks(place: str, request: TraceRequest) -> None:
-    """Raise as `check_request`, and unless there are as many ids as the prompt has blocks, a
-    partial one counted or not."""
+    """Raise as `check_request`, and unless there is an id for each block of the prompt.
+
+    A partial block may have an id or not.
+    """
     whole, rest = divmod(request.prompt_tokens, request.block_tokens)
     if len(request.block_ids) not in (whole, whole + (rest > 0)):
         raise TraceError(

@@ -1,4 +1,4 @@
-"""Made-up workloads: what real traces have, one trait at a time, and drawn from a seed.
+"""Made-up workloads: traits of real traces, one at a time, drawn from a seed.
 
 The same name, count, rate and seed give the same trace.
 """
@@ -28,18 +28,17 @@ MAX_OUTPUT_TOKENS = 4_096
 def synthetic_trace(
     name: str, num_requests: int = 500, *, rate: float = 4.0, seed: int = 0
 ) -> list[TraceRequest]:
-    """A workload of `WORKLOADS` with so many requests, about `rate` of them a second. (The last
-    conversations go on for a while when no more begin.)
+    """Return a workload of `WORKLOADS` with `num_requests` requests, about `rate` of them a second.
 
-    Raises `ConfigError` for an unknown name, a count, rate or seed outside its range, or a rate
-    that makes the trace too long.
+    The last conversations go on for a while when no more begin. Raises `ConfigError` for an unknown
+    name, a count, rate or seed outside its range, or a rate that makes the trace too long.
     """
     if type(name) is not str or name not in WORKLOADS:
         raise ConfigError(f"no synthetic workload {shown(name)}; there are: {', '.join(WORKLOADS)}")
     check_int("num_requests", num_requests, 1, MAX_SYNTHETIC_REQUESTS)
     check_number("rate", rate, MAX_RATE)
     check_int("seed", seed, 0, MAX_SEED)
-    # What is drawn may be longer than it is on average, and as good as never a hundred times.
+    # The drawn trace may be longer than its mean, but practically never a hundred times.
     if not num_requests / rate <= MAX_ARRIVAL_SECONDS / 100:
         raise ConfigError(
             f"rate {rate} makes {counted(num_requests, 'request')} take {num_requests / rate:g} s; "
@@ -49,8 +48,10 @@ def synthetic_trace(
 
 
 def _prefix_trees(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
-    """Four system prompts, eight sets of examples behind each, and a question of one's own. Of both
-    some are asked for much more often than others."""
+    """Four system prompts, eight sets of examples behind each, and a question of its own.
+
+    Some system prompts and examples are much more frequent than others.
+    """
     outputs = _lengths(rng, count, mean=100, sigma=0.6, most=1024)
     questions = _lengths(rng, count, mean=150, sigma=0.6, most=2048)
     requests = []
@@ -65,8 +66,10 @@ def _prefix_trees(rng: np.random.Generator, count: int, rate: float) -> list[Tra
 
 
 def _conversations(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
-    """Conversations of up to eight turns. Each turn's prompt is the one before, its answer and
-    something new, some seconds later."""
+    """Conversations of up to eight turns.
+
+    Each turn's prompt is the one before, its answer and something new, some seconds later.
+    """
     drafts: list[tuple[float, int, int, list[int], float, int | None]] = []
     began, next_id = 0.0, 0
     while len(drafts) < count:
@@ -106,8 +109,10 @@ def _bursts(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequ
 
 
 def _tenants(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
-    """Eight tenants of very unequal size, each with prompts and answers of its own typical length;
-    the largest sends twice as much in the middle third."""
+    """Eight tenants of very unequal size, each with its own typical lengths of prompts and answers.
+
+    The largest sends twice as much in the middle third.
+    """
     share = _zipf(8)
     surge = share * np.where(np.arange(8) == 0, 2.0, 1.0)
     means = rng.uniform(100, 1500, 8), rng.uniform(30, 300, 8)
@@ -122,7 +127,7 @@ def _tenants(rng: np.random.Generator, count: int, rate: float) -> list[TraceReq
 
 
 def _heavy_tails(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
-    """Pareto lengths (shape 1.2): most requests are short, and a few hold much of all tokens."""
+    """Pareto lengths (shape 1.2): most requests are short, and a few have much of all tokens."""
     prompts = np.minimum(100 * (1 + rng.pareto(1.2, count)), MAX_PROMPT_TOKENS)
     outputs = np.minimum(25 * (1 + rng.pareto(1.2, count)), MAX_OUTPUT_TOKENS)
     arrivals = _poisson(rng, count, rate)
@@ -165,7 +170,7 @@ def _poisson(rng: np.random.Generator, count: int, rate: float) -> list[float]:
 def _lengths(
     rng: np.random.Generator, count: int, *, mean: float, sigma: float, most: int
 ) -> list[int]:
-    """Log-normal lengths of that mean before they are cut at `most`."""
+    """Return log-normal lengths that have this mean before they are cut at `most`."""
     drawn = rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
     return np.clip(drawn, 1, most).astype(int).tolist()
 

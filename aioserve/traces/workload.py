@@ -1,5 +1,4 @@
-"""The requests of a run: where they come from, and what is made of them before it begins: when they
-come, which forecasts, priorities and targets they have."""
+"""The requests of a run: their source, and their arrivals, forecasts, priorities and targets."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ ARRIVALS = ("recorded", "poisson", "gamma:CV")
 MAX_VARIATION = 100.0
 PREDICTORS = ("oracle", "noisy:ERROR", "constant:TOKENS", "by-tenant")
 MAX_ERROR = 10.0
-"""Largest error of `noisy`: a factor of 22,000 either way is nothing out of the ordinary there."""
+"""Largest error of `noisy`: a factor of 22,000 either way is nothing extraordinary there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,38 +57,49 @@ class WorkloadOptions:
     """Options of the requests of a run."""
 
     num_requests: int | None = None
-    """Requests of a made-up workload (500 when not given), or the first so many of a trace, by
-    their times."""
+    """Requests of a made-up workload (500 when not given), or of a trace this many of the first, by
+    their times.
+    """
     arrivals: str = "recorded"
-    """When requests come: recorded, poisson, or gamma:CV with a coefficient of variation of the
-    pauses. What isn't recorded is drawn from the seed, at the rate; lengths alone will do then."""
+    """Times of requests: recorded, poisson, or gamma:CV with a coefficient of variation of the
+    pauses. Unless recorded, they are drawn from the seed, at the rate; a trace then only needs
+    lengths.
+    """
     closed_loop: bool = False
-    """A turn comes its caller's time to think after the answer before it has ended, where the trace
-    tells which follows which. Arrivals that are drawn are then those of sessions."""
+    """Let a turn come its caller's time to think after the answer before it has ended, if the trace
+    tells which follows which. Drawn arrivals are then those of sessions.
+    """
     predictor: str | None = None
-    """A forecast of each answer's length for policies to see: oracle, noisy:ERROR, constant:TOKENS
-    or by-tenant. Not given: that of the trace, if any."""
+    """Forecast of each answer's length for policies to see: oracle, noisy:ERROR, constant:TOKENS or
+    by-tenant. Not given: that of the trace, if any.
+    """
     priority: Sequence[str] = ()
     """TENANT=NUMBER: the priority of a tenant's requests, for policies to see; 0 when not given.
-    May be given several times."""
+    May be given several times.
+    """
     ttft_target_seconds: float | str | Sequence[float | str] | None = ()
     """SECONDS, within which a good answer's first token comes, or NAME=SECONDS for a tenant or a
-    class: counts goodput, and policies see it. May be given several times."""
+    class. Defines goodput, and policies see it. May be given several times.
+    """
     tpot_target_seconds: float | str | Sequence[float | str] | None = ()
-    """SECONDS, which each further token of a good answer takes at most on average, or NAME=SECONDS:
-    likewise."""
+    """SECONDS, the most that each further token of a good answer takes on average, or NAME=SECONDS.
+    Like --ttft-target-seconds.
+    """
     deadline_seconds: float | str | Sequence[float | str] | None = ()
-    """SECONDS after its arrival when a request is ended, or NAME=SECONDS: likewise."""
+    """SECONDS after its arrival when a request is ended, or NAME=SECONDS. Like
+    --ttft-target-seconds.
+    """
     scale_lengths: float = 1.0
-    """This many times the tokens of prompts, answers and shared blocks, for example 0.0625."""
+    """Factor of the tokens of prompts, answers and shared blocks, for example 0.0625."""
     rate: float | None = None
     """Requests a second; arrivals are stretched evenly. Not given: as recorded, or 4."""
     seed: int | None = None
-    """Key of all that is drawn: of a made-up workload, of arrivals, of a noisy predictor, and of
-    the noise of a cost table's steps; 0 when not given."""
+    """Key of all that is drawn: a made-up workload, arrivals, a noisy predictor, and the noise of a
+    cost table's steps; 0 when not given.
+    """
 
     def draws(self, source: object) -> bool:
-        """Whether something of such a workload is drawn from its seed."""
+        """Return true if anything of this workload is drawn from its seed."""
         made_up = isinstance(source, str)
         noisy = isinstance(self.predictor, str) and self.predictor.startswith("noisy:")
         return made_up or noisy or is_drawn(self.arrivals)
@@ -98,7 +108,8 @@ class WorkloadOptions:
 def workload(
     source: str | Path | Sequence[TraceRequest], options: WorkloadOptions
 ) -> list[TraceRequest]:
-    """Requests of a made-up workload, by its name, of a file, by its path, or those given.
+    """Return the requests of a made-up workload, by its name, of a file, by its path, or those
+    given.
 
     Raises `TraceError` for a file, and `ConfigError` for options that make no sense together.
     """
@@ -146,7 +157,9 @@ def _first(
 
 
 def _check_turns(requests: Sequence[TraceRequest], rate: float | None, rate_counts: bool) -> None:
-    """Raise where a closed loop is none, or a rate would change nothing in it."""
+    """Raise if a closed loop has no turns that follow others, or if a rate would change nothing in
+    it.
+    """
     if all(request.follows is None for request in requests):
         raise ConfigError(
             "closed_loop: of no request is it known which one it follows, so leave it out"
@@ -160,8 +173,11 @@ def _check_turns(requests: Sequence[TraceRequest], rate: float | None, rate_coun
 
 
 def _with_priorities(requests: list[TraceRequest], given: Sequence[str]) -> list[TraceRequest]:
-    """Raises `ConfigError` for a tenant that isn't in the trace, or comes twice, and for what is no
-    priority."""
+    """Set the priorities of tenants.
+
+    Raises `ConfigError` for a tenant that isn't in the trace, or comes twice, and for an invalid
+    priority.
+    """
     tenants = {request.tenant for request in requests if request.tenant}
     priorities: dict[str, int] = {}
     for one in given:
@@ -182,13 +198,15 @@ def with_targets(
     trace: Sequence[TraceRequest],
     **targets: float | str | Sequence[float | str] | None,
 ) -> list[TraceRequest]:
-    """The trace with targets, by the names that they have in `TraceRequest`.
+    """Return the trace with targets, by the names that they have in `TraceRequest`.
 
-    Each is seconds, for all requests that have none of the trace's own, or texts such as `0.5` and
-    `ann=2`: for the requests of a tenant or a class, whatever the trace says of them. What is said
-    of a tenant goes before what is said of a class. Raises `ConfigError` for a name that is of no
-    request, or of both a tenant and a class, for one that comes twice, and for seconds that aren't
-    more than 0 and at most `MAX_TARGET_SECONDS`.
+    Each is seconds, for all requests without a target of the trace's own. Or it is texts such as
+    `0.5` and `ann=2`: for the requests of a tenant or a class, whatever the trace says of them. A
+    tenant's value precedes that of a class.
+
+    Raises `ConfigError` for a name that no request has, or that is both a tenant and a class, and
+    for one that comes twice. Also for seconds that aren't more than 0 and at most
+    `MAX_TARGET_SECONDS`.
     """
     given = {target: _seconds_by_name(target, trace, one) for target, one in targets.items()}
     given = {target: by_name for target, by_name in given.items() if by_name}
@@ -210,7 +228,7 @@ def _target(target: str, request: TraceRequest, by_name: dict[str, float]) -> fl
 def _seconds_by_name(
     target: str, trace: Sequence[TraceRequest], given: float | str | Sequence[float | str] | None
 ) -> dict[str, float]:
-    """Seconds by tenant or class, those for all under the empty name."""
+    """Return seconds by tenant or class, those for all under the empty name."""
     if given is None:
         return {}
     several: Sequence[Any] = given if isinstance(given, list | tuple) else (given,)
@@ -240,7 +258,9 @@ def _seconds_by_name(
 
 
 def is_drawn(arrivals: str) -> bool:
-    """Whether they are drawn from a seed. Raises `ConfigError` for what is none of `ARRIVALS`."""
+    """Return true if arrivals are drawn from a seed. Raises `ConfigError` for unknown ones
+    (`ARRIVALS`).
+    """
     return _variation(arrivals) is not None
 
 
@@ -252,17 +272,19 @@ def with_arrivals(
     seed: int = 0,
     closed_loop: bool = False,
 ) -> list[TraceRequest]:
-    """The trace with times that are drawn, in its order and from 0 on: about `rate` requests a
-    second. In a `closed_loop` only those that follow none have times, so that so many sessions
-    begin in a second.
+    """Return the trace with drawn times, in its order and from 0 on: about `rate` requests a
+    second.
 
-    - `recorded`: as the trace has it.
-    - `poisson`: with exponential pauses, as from many callers who know nothing of each other.
-    - `gamma:CV`: with pauses of a gamma distribution whose standard deviation is CV times its mean:
-      with 1 the same as `poisson`, with more in bursts, with less more evenly.
+    In a `closed_loop` only requests that follow none have times, so `rate` sessions begin in a
+    second.
 
-    Raises `ConfigError` for a rate, a seed or arrivals that are none, and for a rate that makes the
-    trace too long.
+    - `recorded`: the times of the trace.
+    - `poisson`: exponential pauses, as from many independent callers.
+    - `gamma:CV`: pauses of a gamma distribution whose standard deviation is CV times its mean. With
+      1 it is `poisson`; with more it has bursts, with less it is more even.
+
+    Raises `ConfigError` for an invalid rate, seed or arrivals, and for a rate that makes the trace
+    too long.
     """
     variation = _variation(arrivals)
     if variation is None:
@@ -287,7 +309,7 @@ def with_arrivals(
 
 
 def _variation(arrivals: str) -> float | None:
-    """Coefficient of variation of the pauses; None for `recorded`."""
+    """Return the coefficient of variation of the pauses; None for `recorded`."""
     if type(arrivals) is str:
         name, colon, text = arrivals.partition(":")
         if (name, colon) in (("recorded", ""), ("poisson", "")):
@@ -304,20 +326,21 @@ def _variation(arrivals: str) -> float | None:
 def with_predictions(
     trace: Sequence[TraceRequest], predictor: str, *, seed: int = 0
 ) -> list[TraceRequest]:
-    """The trace with the forecasts of one of `PREDICTORS` in place of those that it had. One
-    seed gives one forecast, whatever the arrivals are. Raises `ConfigError`.
+    """Return the trace with the forecasts of one of `PREDICTORS` in place of its own.
 
-    A policy never sees the recorded length. What a service may have is a forecast of it, and
-    how much a policy gains depends on how good that is:
+    One seed gives one forecast, whatever the arrivals are. Raises `ConfigError`.
 
-    - `oracle`: the recorded length itself: an upper bound for what any forecast can bring.
+    A policy never sees the recorded length. A service may have a forecast of it, and a policy's
+    gain depends on its quality:
+
+    - `oracle`: the recorded length itself, an upper bound for what any forecast can bring.
     - `noisy:ERROR`: the recorded length times `exp(ERROR * z)`, with `z` drawn from a standard
-      normal distribution: a log-normal error that is as often above 1 as below. With an error of
-      0.5 two of three forecasts are between 0.61 and 1.65 times the length.
+      normal distribution. This log-normal error is as often above 1 as below. With an error of 0.5
+      two of three forecasts are between 0.61 and 1.65 times the length.
     - `constant:TOKENS`: the same for all.
-    - `by-tenant`: the mean length of the same tenant's answers before, in the trace's order; of all
-      answers before, for a tenant's first; and none for the first of all. Some of those answers may
-      not have ended yet when the request comes.
+    - `by-tenant`: the mean length of the same tenant's earlier answers, by arrival. For a tenant's
+      first, it is the mean of all earlier answers; the very first has none. Some of those answers
+      may not have ended yet when the request comes.
     """
     check_int("seed", seed, 0, MAX_SEED)
     name, value = _split(predictor)
