@@ -1,7 +1,8 @@
-"""Tokens that may come next for a completion to have the structured output that was asked for.
+"""Tokens that may come next in a completion that must have a structured output.
 
     StructuredOutput ──► compiled once ──► a matcher per completion: token by token, what may follow
     tokenizer ──► vocabulary ──┘
 
-llguidance does the work. Knows tokenizers and structured output; must not know torch, requests or
-the scheduler."""
+The library llguidance does the work. Knows tokenizers and structured output; must not know torch,
+requests or the scheduler.
+"""

@@ -1,9 +1,9 @@
-"""Tells whether JSON of a form could be taken for a call of a model that marks none.
+"""Tells whether JSON of a form could be taken for a call of a model that has no mark for calls.
 
     {"name": "weather", "parameters": {"city": "Oslo"}}
 
-Such a call is an object with a name, a string, and arguments, an object. It may be said of a form
-that it has none, by the types of these members; where that can't be told, it may have one.
+Such a call is an object with a name, a string, and arguments, an object. A form is said to have no
+call if the types of these members rule it out. Where that can't be told, it may have one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ MAX_STEPS = 64
 
 
 def may_be_call(schema: Any, root: Any, *, lists: bool, steps: int = 0) -> bool:
-    """Return true if a value of `schema` may be a call, or with `lists` a list that begins with
-    one. References lead into `root`."""
+    """Return true if a value of `schema` may be a call.
+
+    With `lists` a list that begins with a call counts too. References lead into `root`.
+    """
     if not isinstance(schema, dict) or steps > MAX_STEPS:
         return schema is not False
     root = root if isinstance(root, dict) else {}

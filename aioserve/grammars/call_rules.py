@@ -1,4 +1,4 @@
-"""A grammar of completions with calls, as it is put together.
+"""Puts together a grammar of completions with calls.
 
 Knows where calls may begin: at a mark, or at the start. Must not know how a family writes them.
 """
@@ -32,7 +32,7 @@ SPACE = (
     r"[\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}"
     r"\x{3000}]"
 )
-"""White space, as the output parsers and Python know it."""
+"""White space, as the output parsers and Python define it."""
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -44,9 +44,9 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: tuple[str, str] | None = None
     """Tags around reasoning."""
     is_open: bool = False
-    """Completions begin within reasoning."""
+    """True if completions begin within reasoning."""
     opened: str = ""
-    """What the prompt has written of the first message, in a style of channels."""
+    """Text that the prompt has written of the first message, in a style of channels."""
     specials: Mapping[str, int] = {}
     """Marks that are special tokens, with their ids."""
     exact: Set[str] = frozenset()
@@ -54,9 +54,12 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rules:
-    """A grammar that is put together. Its terminals: `TEXT`, in which no call begins; `TEXT_FIRST`,
-    which a completion may begin with. Its rules: `free` and `first`, such a text up to a mark,
-    `call`, and what a family of models adds."""
+    """Grammar that is put together.
+
+    Its terminals are `TEXT`, in which no call begins, and `TEXT_FIRST`, which a completion may
+    begin with. Its rules are `free` and `first`, such a text up to a mark, `call`, and those that a
+    family of models adds.
+    """
 
     def __init__(
         self,
@@ -75,16 +78,16 @@ class Rules:
         """Schemas of the arguments of each function."""
         self.one = one
         self.alone: bool = alone or or_form
-        """Whether no text stands beside calls: behind the reasoning are calls and nothing else."""
+        """True if no text stands beside calls: only calls follow the reasoning."""
         self.or_form = or_form
-        """Whether `form`, a rule that the caller adds, may take the place of calls."""
+        """True if `form`, a rule that the caller adds, may take the place of calls."""
         self.schemas: list[str] = []
-        """Schemas of what the grammar has in JSON."""
+        """Schemas of the JSON in the grammar."""
         self._lines: list[str] = []
         self.is_spaced: bool = max_whitespace is None
         """True if one space may stand behind a comma and a colon of JSON, and none elsewhere."""
         self.gap: str = "" if max_whitespace == 0 else "WS?"
-        """White space within the JSON of a call. Around it a model writes some all the same."""
+        """White space within the JSON of a call. Around it a model writes some anyway."""
         self.space: str = rf"[ \t\n\r]{{1,{max_whitespace or 1}}}"
         """Expression of white space."""
 
@@ -92,11 +95,11 @@ class Rules:
         self._lines += lines
 
     def args(self, index: int) -> str:
-        """Rule of the arguments of a function, an object."""
+        """Return the rule of the arguments of a function, an object."""
         return self.json(self.parameters[index])
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Rule of JSON that a schema takes."""
+        """Return the rule of the JSON that a schema takes."""
         written = json.dumps(schema)
         if written not in self.schemas:
             self.schemas.append(written)
@@ -106,20 +109,22 @@ class Rules:
         return "\n".join([*self._start(), *self._lines, *_TERMINALS, f"WS: /{self.space}/"])
 
     def mark(self, name: str) -> str:
-        """A mark in each way in which it may be written."""
+        """Return a mark in each way in which it may be written."""
         token_id = self.style.specials.get(name)
         if name in self.style.exact:
             return f"<[{token_id}]>"
         return text_of(name) if token_id is None else f"({text_of(name)} | <[{token_id}]>)"
 
     def without(self, *marks: str) -> str:
-        """Restriction of a terminal to text in which none of the marks is."""
+        """Return the restriction of a terminal to text that has none of the marks."""
         typed = [escaped(mark) for mark in marks if mark not in self.style.exact]
         return f" & ~(ANY /({'|'.join(typed)})/ ANY)" if typed else ""
 
     def texts(self, mark: str | None, name: str = "", starts: Sequence[str] = ()) -> None:
-        """Add `TEXT{name}`, text without `mark` that begins with none of `starts`; and the rule
-        `up_to{name}`, such a text up to the mark, and that."""
+        """Add `TEXT{name}`, text without `mark` that begins with none of `starts`.
+
+        Also adds the rule `up_to{name}`, such a text up to the mark, and the mark.
+        """
         without = self.without(mark) if mark else ""
         without += "".join([f" & ~(/{start}/ ANY)" for start in starts])
         self.add(f"TEXT{name}: ANY{without}")
@@ -131,7 +136,8 @@ class Rules:
         gap = self.gap
         comma, colon = f'{gap} "," {gap}', f'{gap} ":" {gap}'
         if self.or_form and self.is_spaced:
-            # As the form's, which may come at the same place: a lexer tells them as one.
+            # Like those of the form, which may come at the same place: the lexer can't tell them
+            # apart.
             self.add("COMMA: /, ?/", "COLON: /: ?/")
             gap, comma, colon = "", "COMMA", "COLON"
         behind = f"{comma} {text_of(quoted(key))} {colon}"
@@ -143,7 +149,7 @@ class Rules:
         self.add(f'call: "{{" {gap} {named} {colon} ({" | ".join(both)}) {gap} "}}"')
 
     def first_starts(self) -> list[str]:
-        """Starts that a completion which begins with text doesn't have."""
+        """Return starts that a completion which begins with text doesn't have."""
         tags = self.style.reasoning
         if tags is None or self.style.is_open or tags[0] in self.style.exact:
             return []
@@ -165,8 +171,10 @@ class Rules:
         self.up_to(terminal, rule, mark, self.style.specials.get(mark))
 
     def up_to(self, terminal: str, rule: str, mark: str, special: int | None) -> None:
-        """Add `rule`: text of a terminal that doesn't have the mark, and the mark, as text or as
-        the special token of that id. Does nothing where the rule is there."""
+        """Add `rule`: text of a terminal that doesn't have the mark, then the mark.
+
+        The mark is text or the special token of that id. Does nothing if the rule exists.
+        """
         is_typed = mark not in self.style.exact
         ways = [f"{rule}_mark"] if is_typed else []
         ways += [] if special is None else [f"{terminal} <[{special}]>"]
@@ -192,9 +200,12 @@ def marked(
     after: str = "",
     around: tuple[str, str] | None = None,
 ) -> None:
-    """`first` and `body`, completions in which `held` stands behind marks. With `starts` one may
-    be `bare`, and none begins with these otherwise. `after` names the text behind a call. `around`
-    are marks that may stand around calls: where they are special tokens, no text has them."""
+    """Add `first` and `body`, completions in which `held` stands after marks.
+
+    With `starts` a completion may be `bare`, and no other begins with these. The text after a call
+    is `TEXT{after}`. The marks `around` may stand around calls: if they are special tokens, no text
+    has them.
+    """
     rules.add(r"EDGE: /[ \t\r\n]{1,2}/")
     if rules.alone:
         _calls_alone(rules, mark, around)
@@ -203,7 +214,7 @@ def marked(
     behind = "" if closes is None else f" (EDGE? <[{closes}]>)?"
 
     def turn(name: str) -> str:
-        """Text, a call, and the marks around it."""
+        """Return text, a call, and the marks around it."""
         before = f"up_to{name.lower()}"
         if opens is not None:
             before = f"({before} | TEXT{name} <[{opens}]> EDGE? {rules.mark(mark)})"
@@ -218,7 +229,7 @@ def marked(
 
 
 def _calls_alone(rules: Rules, mark: str, around: tuple[str, str] | None) -> None:
-    """`first` and `body`, completions without text."""
+    """Add `first` and `body`, completions without text."""
     turn = f"{rules.mark(mark)} held"
     if around is not None:
         opens, closes = map(rules.mark, around)
@@ -230,12 +241,12 @@ def _calls_alone(rules: Rules, mark: str, around: tuple[str, str] | None) -> Non
 
 
 def bare_or_form(rules: Rules, calls: str) -> None:
-    """`first` and `body`, completions that are `calls`, which no mark begins, or else the form."""
+    """Add `first` and `body`, completions that are `calls` without a mark, or else the form."""
     rules.add(f"first: form | {calls}", r"EDGE: /[ \t\r\n]{1,2}/", "body: EDGE? first")
 
 
 def words(rules: Rules) -> list[tuple[int, str]]:
-    """Names that are read without quotes, each with its index."""
+    """Return the names that can be read without quotes, each with its index."""
     return [
         (index, name)
         for index, name in enumerate(rules.names)
@@ -248,7 +259,7 @@ def quoted(name: str) -> str:
 
 
 def text_of(text: str) -> str:
-    """A text of Lark."""
+    """Return a text as Lark writes it."""
     return json.dumps(text)
 
 

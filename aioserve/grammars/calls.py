@@ -1,15 +1,15 @@
-"""Structured output that holds calls of tools to their schemas, and leaves all else free.
+"""Structured output that holds calls of tools to their schemas, and leaves the rest free.
 
     Sure. <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call> Wait for it.
     free      │       one of the names, and what its schema takes         │         free
 
-Or holds all of the completion, which is then calls alone, or else JSON of a form
+Or it holds all of the completion, which is then only calls, or else JSON of a form
 (`CallsOutput.form`).
 
-A call begins where the parser of that style (`aioserve.text.output_parsers`) begins to read one: at
-a mark, or where the completion starts with a brace. What is free is therefore exactly the text that
-no call begins in. Special tokens come where a mark is one, and nowhere else: in the text they would
-vanish, and could hide a mark in their midst.
+A call begins where the parser of that style (`aioserve.text.output_parsers`) begins to read one.
+That is at a mark, or where the completion starts with a brace. So the free text is exactly the text
+that no call begins in. Special tokens come where a mark is one, and nowhere else. In the text they
+would vanish, and could hide a mark that they interrupt.
 
 Knows how each style is written. Must not know how tokens spell it.
 """
@@ -50,12 +50,12 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 class CallsOutput(StructuredOutput, frozen=True, kw_only=True):
-    """Structured output with calls. `grammar` is all but the arguments of the calls."""
+    """Structured output with calls. `grammar` is all except the arguments of the calls."""
 
     schemas: tuple[str, ...] = ()
-    """Schemas of arguments, as JSON text: what `args0` stands for, and so on."""
+    """Schemas of arguments, as JSON text: `args0` stands for the first, and so on."""
     max_whitespace_in_calls: int | None = None
-    """As `max_whitespace`, of the JSON of calls."""
+    """Form of white space in the JSON of calls, like `max_whitespace`."""
     form: StructuredOutput | None = None
     """JSON that a completion without calls must be. None: any text."""
 
@@ -75,12 +75,17 @@ def calls_output(
     required: Set[str] = frozenset(),
 ) -> CallsOutput:
     """Make the structured output of completions with calls of `tools`, as a chat template has them.
-    Arguments of those named in `strict` are what their parameters take, of others any object.
-    `one`: there is one call at most. `max_whitespace` is that of `StructuredOutput`, for the JSON
-    of calls. `form`, JSON, takes the place of all text: completions are calls, or else of that
-    form, in which there is no call where the style has no mark for them. With `required` tools,
-    completions are calls of these, which are strict, and nothing else. Raises
-    `InvalidSamplingError`."""
+
+    Arguments of the tools in `strict` are what their parameters take, those of others any object.
+    With `one` there is at most one call. `max_whitespace` is that of `StructuredOutput`, for the
+    JSON of calls.
+
+    With `form`, JSON, completions are calls, or else of that form, and there is no other text. If
+    the style has no mark for calls, a form whose values may look like a call is refused. With
+    `required` tools, completions are calls of these, which are strict, and nothing else.
+
+    Raises `InvalidSamplingError`.
+    """
     functions = [tool["function"] for tool in tools]
     if required:
         functions = [function for function in functions if function["name"] in required]
@@ -114,7 +119,7 @@ def calls_output(
 
 
 def _check_form(form: StructuredOutput, style: Style) -> None:
-    """Raise `InvalidSamplingError` for a form that a call couldn't be told from."""
+    """Raise `InvalidSamplingError` for a form that has values which look like a call."""
     parser = TOOL_PARSERS[style.tools]
     if parser.opens or parser is HarmonyParser:
         return
@@ -129,8 +134,10 @@ def _check_form(form: StructuredOutput, style: Style) -> None:
 
 
 def calls_source(output: CallsOutput) -> str:
-    """The whole grammar, as llguidance takes it. Raises `InvalidSamplingError`, and `ValueError`
-    for a form that nothing fits."""
+    """Return the whole grammar, as llguidance takes it.
+
+    Raises `InvalidSamplingError`, and `ValueError` for a form that nothing fits.
+    """
     lines = [output.grammar or ""]
     if (form := output.form) is not None:
         schema = str(form.json_schema) if form.json_schema is not None else '{"type":"object"}'
@@ -237,7 +244,7 @@ def _name(function: Mapping[str, Any], index: int) -> str:
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema of the parameters of a function, an object."""
+    """Return the schema of the parameters of a function, an object."""
     schema = function.get("parameters")
     if schema is None:
         return _NO_PARAMETERS

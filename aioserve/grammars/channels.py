@@ -3,8 +3,8 @@
     <|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>final<|message|>{}
     free                                                                                      │ form
 
-Reasoning is free. What a completion is held to is what its last message says, or the arguments of
-its calls. Where the prompt has begun a message (`opened`), the completion goes on with that.
+Reasoning is free. The form applies to the last message, or to the arguments of the calls. If the
+prompt has begun a message (`opened`), the completion goes on with that.
 
 Knows the format. Must not know how tokens spell it.
 """
@@ -23,15 +23,20 @@ __all__ = ["ChannelOutput", "channel_frame", "harmony_calls"]
 
 
 class ChannelOutput(StructuredOutput, frozen=True, kw_only=True):
-    """Structured output in the channel of the answer. `grammar` is all but the form of it, which it
-    names `@form`."""
+    """Structured output in the channel of the answer.
+
+    The `grammar` is all except the form of the answer, which it names `@form`.
+    """
 
     form: StructuredOutput
 
 
 def channel_frame(specials: Mapping[str, int], opened: str) -> str:
-    """Grammar of a completion whose answer is `@form`. `specials` are marks that are special
-    tokens, with their ids. Raises `InvalidSamplingError` where the prompt ends within a head."""
+    """Return the grammar of a completion whose answer is `@form`.
+
+    `specials` are marks that are special tokens, with their ids. Raises `InvalidSamplingError` if
+    the prompt ends within a head.
+    """
     style = Style(tools="harmony", opened=opened, specials=specials, exact=specials.keys())
     rules = Rules(style, (), (), one=False, max_whitespace=None)
     _messages(rules, '"analysis"', "@form")
@@ -39,7 +44,7 @@ def channel_frame(specials: Mapping[str, int], opened: str) -> str:
 
 
 def harmony_calls(rules: Rules) -> None:
-    """Add `first` and `body`: messages, and calls behind them."""
+    """Add `first` and `body`: messages, and calls after them."""
     named = words(rules)
     if len(named) < len(rules.names):
         raise refused(
@@ -66,8 +71,10 @@ def harmony_calls(rules: Rules) -> None:
 
 
 def _messages(rules: Rules, channels: str, answer: str, *, or_else: str = "") -> None:
-    """Add `first`: messages in any of these channels, and the answer, or else something. The
-    `answer` may be empty: then there is none."""
+    """Add `first`: messages in any of these channels, then the answer or `or_else`.
+
+    `answer` may be empty: then there is none.
+    """
     start, channel, message = map(rules.mark, (form.START, form.CHANNEL, form.MESSAGE))
     rules.add(f"BODY: ANY{rules.without(*form.HarmonyParser.marks)}")
     rules.up_to("BODY", "to_end", form.END, rules.style.specials.get(form.END))

@@ -1,9 +1,9 @@
-"""Finds rules of a grammar, and schemas, that no text ends in.
+"""Finds rules of a grammar, and schemas, that have no finite text.
 
     node: "(" node ")"                                {"properties": {"next": {"$ref": "#"}},
                                                        "required": ["next"]}
 
-A completion that comes to such a one goes on for ever: the library doesn't look for them.
+A completion that comes to one of these never ends, and the library doesn't look for them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["endless_reference", "endless_rule"]
 
 MAX_LOOKS = 200_000
-"""Most schemas that are looked at, counted each time. They take some 300 ms of a thread."""
+"""Most schemas that are looked at, each time counted. They take some 300 ms of a thread."""
 _MAX_PLACES = 64
 """Most places of a list that are looked at one by one."""
 _OF_PARTS = frozenset(
@@ -30,9 +30,11 @@ _Parts = Sequence[Mapping[str, Any]]
 def endless_reference(
     root: Any, within: Callable[[dict[str, Any]], Iterator[Any]], target: _Target
 ) -> str | None:
-    """The first reference that leads to no value that ends, because that would be within itself;
-    None where there is none. `within` gives the schemas in a schema, `target` where a reference
-    leads. Raises `ValueError` for schemas that are too much to look at."""
+    """Return the first reference to a schema whose values would all be within themselves.
+
+    None: there is none. `within` gives the schemas in a schema, `target` the schema that a
+    reference leads to. Raises `ValueError` for schemas that are too much to look at.
+    """
     refs = list(dict.fromkeys(_references(root, within, target)))
     if not refs:
         return None
@@ -48,7 +50,10 @@ def endless_reference(
 def _references(
     root: Any, within: Callable[[dict[str, Any]], Iterator[Any]], target: _Target
 ) -> Iterator[str]:
-    """References in a schema, and in those that they lead to; not those in definitions alone."""
+    """Yield the references in a schema, and in those that they lead to.
+
+    References in definitions alone are left out.
+    """
     waiting, seen = [root], set[int]()
     while waiting:
         schema = waiting.pop()
@@ -66,8 +71,10 @@ _DEFINITIONS = ("$defs", "definitions")
 
 
 class _Types:
-    """Types of the values of schemas, where those that nothing is known of have the types `first`:
-    the fewest that are true of all schemas together, or the most."""
+    """Types of the values of schemas: the fewest that agree with each other, or the most.
+
+    Schemas that nothing is known about have the types `first`.
+    """
 
     def __init__(self, first: frozenset[str], target: _Target, looks: list[int]) -> None:
         self._first = first
@@ -79,10 +86,10 @@ class _Types:
         """Schemas to look at, by their ids."""
         self._schemas: dict[int, Any] = {}
         self._at = 0
-        """Id of the schema that is looked at."""
+        """Id of the schema that is being looked at."""
 
     def solved(self, schema: Any) -> frozenset[str]:
-        """Types of a schema, once all that it leads to was looked at."""
+        """Return the types of a schema, once all that it leads to was looked at."""
         self.of(schema)
         while self._waiting:
             self._at, at = self._waiting.popitem()
@@ -94,7 +101,7 @@ class _Types:
         return self.of(schema)
 
     def of(self, schema: Any) -> frozenset[str]:
-        """Types of a schema as far as they are known."""
+        """Return the types of a schema as far as they are known."""
         if not isinstance(schema, dict):
             return _NONE if schema is False else _ALL
         key = id(schema)
@@ -107,8 +114,10 @@ class _Types:
         return self._known[key]
 
     def _ended(self, outer: _Parts, schemas: Sequence[Any]) -> frozenset[str]:
-        """Types of the values that `schemas` take, and `outer` as well, but for what is in these
-        one of several."""
+        """Return the types of the values that all of `schemas` and `outer` take.
+
+        Of `outer`, lists of alternatives are ignored.
+        """
         new = self._joined(schemas)
         if new is None:
             return _NONE
@@ -127,8 +136,10 @@ class _Types:
         return types
 
     def _branch(self, outer: _Parts, schema: Any) -> frozenset[str]:
-        """Do the same as `_ended` for one of several schemas. One that has nothing to do with
-        `outer` is looked at alone."""
+        """Return the same as `_ended`, for one of several schemas.
+
+        A schema that has nothing to do with `outer` is looked at alone.
+        """
         new = self._joined([schema])
         if new is None:
             return _NONE
@@ -139,15 +150,17 @@ class _Types:
         return self.of(schema)
 
     def _joined(self, schemas: Sequence[Any]) -> list[dict[str, Any]] | None:
-        """All that a value must be; None for nothing."""
+        """Return all schemas that a value must match; None if it can't match them."""
         found: dict[int, dict[str, Any]] = {}
         if all(self._join(schema, found, set()) for schema in schemas):
             return list(found.values())
         return None
 
     def _join(self, schema: Any, found: dict[int, dict[str, Any]], begun: set[int]) -> bool:
-        """Add a schema, and all that it has beside it; False where that is false, or nothing but
-        itself. `begun` are those that led here."""
+        """Add a schema, and all those beside it.
+
+        False: the schema is false, or nothing but itself. `begun` are the schemas that led here.
+        """
         if not isinstance(schema, dict):
             return schema is not False
         if id(schema) in begun:
@@ -169,7 +182,7 @@ class _Types:
             properties = _dict(part.get("properties"))
             others = part.get("additionalProperties", True)
             by_pattern = _dict(part.get("patternProperties"))
-            if by_pattern:  # one of them may be about any name
+            if by_pattern:  # Any of the patterns may be about any name.
                 others = True
             if not all(self.of(properties.get(name, others)) for name in required):
                 return False
@@ -197,7 +210,7 @@ class _Types:
 
 
 def _named(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Types that a schema names, and those of its values."""
+    """Return the types that a schema names, and those of its values."""
     types = _ALL
     named = schema.get("type")
     if isinstance(named, str | list):
@@ -232,10 +245,12 @@ def _dict(value: object) -> dict[str, Any]:
 
 
 def endless_rule(bodies: Mapping[str, Sequence[tuple[str, Any]]], start: str) -> str | None:
-    """The first rule that `start` leads to and that has no text, as it always has itself within;
-    None where there is none. A body has the parts that a grammar in Lark is read into: "name" with
-    a name, "times" with the least count, "open", "close", "maybe", "either", and others, which
-    are text."""
+    """Return the first rule that `start` leads to and that has no finite text.
+
+    Such a rule always has itself within; None: there is none. A body has the parts that a grammar
+    in Lark is read into. They are "name" with a name, "times" with the least count, "open",
+    "close", "maybe" and "either". Others are text.
+    """
     users: dict[str, list[str]] = {name: [] for name in bodies}
     for name, body in bodies.items():
         for ref in dict.fromkeys(_names(body)):
@@ -261,7 +276,7 @@ def _names(body: Sequence[tuple[str, Any]]) -> Iterator[str]:
 
 
 def _ends(body: Sequence[tuple[str, Any]], endless: Any) -> bool:
-    """Return true if some text of a rule ends, where those of `endless` don't."""
+    """Return true if a rule has a finite text, while the rules `endless` have none."""
     outer: list[tuple[bool, bool]] = []
     either, before, last = False, True, True
     for kind, value in body:

@@ -1,10 +1,10 @@
-"""Follows one completion with llguidance's matcher, in a lexer that completions share while it has
-room.
+"""Follows one completion with llguidance's matcher.
 
-Copies of the library's matcher share one lexer, whose states only grow, up to a limit. A full lexer
-takes what it doesn't know for a dead end, and not each call marks that as an error. Computing a
-mask does. So an answer that a full lexer could spoil counts once a mask was computed after it.
-Where that fails, the completion gets a lexer of its own, follows its tokens there, and asks again.
+Completions share a lexer while it has room. Copies of the library's matcher share one lexer, whose
+states only grow, up to a limit. A full lexer takes what it doesn't know for a dead end, and not
+each call marks that as an error. Computing a mask does. So an answer that a full lexer could spoil
+counts only if a mask was computed after it. If that fails, the completion gets a lexer of its own,
+follows its tokens there, and asks again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ class Follower:
     """State of the library for one completion. Not thread-safe."""
 
     def __init__(self, matcher: Any, alone: Callable[[], Any] | None, num_words: int) -> None:
-        """`alone` makes a matcher of the library that shares nothing; None if `matcher` shares
-        nothing. `num_words`: int32s of a mask."""
+        """`alone` makes a matcher of the library that shares nothing.
+
+        None: `matcher` shares nothing. `num_words` is the number of int32s of a mask.
+        """
         self._matcher = matcher
         self._alone = alone
         self._num_words = num_words
@@ -44,7 +46,7 @@ class Follower:
 
     @property
     def error(self) -> str | None:
-        """Reason why it can't go on: the grammar was too costly to follow."""
+        """Reason why it can't go on: the grammar was too expensive to follow."""
         if not self._matcher.is_error() or self._is_rid_of_others():
             return None
         return str(self._matcher.get_error()).partition("\n")[0]
@@ -72,15 +74,17 @@ class Follower:
         return accepted
 
     def forced(self, is_known: Callable[[int], bool]) -> list[int]:
-        """Tokens that must come next, up to one that isn't known."""
+        """Return the tokens that must come next, up to one that isn't known."""
         found = self._matcher.compute_ff_tokens()
         count = next((n for n, i in enumerate(found) if not is_known(i)), len(found))
         count = self._matcher.validate_tokens(found[:count]) if count else 0
         return self.forced(is_known) if self._is_rid_of_others() else found[:count]
 
     def mask(self) -> npt.NDArray[np.int32]:
-        """Mask int32 `[num_words]` of the tokens that may come next; may be anything where there is
-        an `error`."""
+        """Return the mask int32 `[num_words]` of the tokens that may come next.
+
+        With an `error` it may be anything.
+        """
         if self._mask is None:
             self._mask = self._computed()
             if self._matcher.is_error() and self._is_rid_of_others():
@@ -88,8 +92,10 @@ class Follower:
         return self._mask
 
     def copy(self) -> Follower:
-        """Return one that goes on from here, for guesses. Where the lexer is full it has an error,
-        since guesses are worth no lexer of their own."""
+        """Return one that goes on from here, for guesses.
+
+        If the lexer is full it has an error, since guesses don't justify a lexer of their own.
+        """
         other = Follower(self._matcher.deep_copy(), None, self._num_words)
         other._ids = self._ids[:1]
         return other
@@ -100,7 +106,7 @@ class Follower:
         return words
 
     def _is_rid_of_others(self) -> bool:
-        """Leave a lexer that is full. Return whether it has just been left."""
+        """Leave a lexer that is full. Return true if it has just been left."""
         if self._alone is None:
             return False
         self._mask = self._computed()

@@ -1,14 +1,14 @@
-r"""From GBNF, the EBNF of llama.cpp, XGrammar and SGLang, to llguidance's form of Lark.
+r"""Translates GBNF, the EBNF of llama.cpp, XGrammar and SGLang, to llguidance's form of Lark.
 
     root ::= "[" item ("," item)* "]"        start: "[" item ("," item)* "]"
     item ::= [0-9]+ | root                   item: T0 | start
 
 A rule that doesn't lead to itself is a terminal, and so are neighbours in a sequence that have no
-such rule: terminals are expressions. Where one would take text that belongs to what follows it, it
-is written in smaller parts, down to characters: the grammar is matched exactly. In one that has too
-much to find that out, the longest terminal counts.
+such rule: terminals are expressions. A terminal that would take text of what follows it is written
+in smaller parts, down to characters. So the grammar is matched exactly. In a grammar that is too
+large to find that out, the longest terminal counts.
 
-White space, new lines among it, means nothing between parts: a rule ends where a name and `::=`
+White space, including line ends, means nothing between parts: a rule ends where a name and `::=`
 begin the next.
 """
 
@@ -41,13 +41,13 @@ _PART = re.compile(
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|([^\\])")
 _PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"} | {char: char for char in "\"'\\[]-^/"}
 MAX_DEPTH = 64
-"""Depth of brackets."""
+"""Most brackets within each other."""
 MAX_TIMES = 8
 """Most repeats in a row: each repeats what the one before it does."""
 
 
 def is_gbnf(grammar: str) -> bool:
-    """Whether a grammar is written in GBNF: Lark has no rule like its first."""
+    """Return true if a grammar is written in GBNF: Lark has no rule like its first."""
     try:
         return next((part.group("rule") is not None for part in _parts(grammar)), False)
     except ValueError:
@@ -55,12 +55,12 @@ def is_gbnf(grammar: str) -> bool:
 
 
 def lark_of(grammar: str) -> str:
-    """The grammar in Lark. Raises `ValueError` saying what isn't GBNF."""
+    """Return the grammar in Lark. Raises `ValueError` for text that isn't GBNF."""
     return _Writer(_Reader(grammar).rules()).lark()
 
 
 def _parts(grammar: str) -> Iterator[re.Match[str]]:
-    """All but white space. Raises `ValueError` for what is no part."""
+    """Yield all parts except white space. Raises `ValueError` for text that is no part."""
     at = 0
     while at < len(grammar):
         if (part := _PART.match(grammar, at)) is None:
@@ -71,14 +71,16 @@ def _parts(grammar: str) -> Iterator[re.Match[str]]:
 
 
 class _Reader:
-    """Reads rules. Keeps no part that was read: many objects would have the collector stop the
-    process."""
+    """Reads rules.
+
+    Keeps no part that was read: with many objects, the garbage collector would stop the process.
+    """
 
     def __init__(self, grammar: str) -> None:
         self._grammar = grammar
         self._parts = _parts(grammar)
         self._part = next(self._parts, None)
-        """The part that comes next."""
+        """Next part."""
 
     def rules(self) -> dict[str, Node]:
         found: dict[str, Node] = {}
@@ -154,7 +156,7 @@ class _Reader:
 
 
 def _chars(written: str) -> Iterator[str]:
-    """Characters of a text or a class, escapes read."""
+    """Yield the characters of a text or a class, with escapes read."""
     for escape in _ESCAPE.finditer(written):
         two, four, eight, one, char = escape.groups()
         if char is not None:
@@ -171,12 +173,12 @@ def _chars(written: str) -> Iterator[str]:
 
 
 def _least(times: str) -> int:
-    """The least number of a repeat."""
+    """Return the least number of a repeat."""
     return int(times.strip("{}").partition(",")[0]) if times[0] == "{" else int(times == "+")
 
 
 def _class(written: str) -> Node:
-    """A class of characters."""
+    """Return a class of characters."""
     negated = written.startswith("^")
     pieces = [match[0] for match in _ESCAPE.finditer(written[negated:])]
     if not pieces:
@@ -198,7 +200,7 @@ def _class(written: str) -> Node:
 
 
 def _others(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """All code points but these."""
+    """Return all code points except these."""
     found: list[tuple[int, int]] = []
     start = 0
     for low, high in sorted(ranges):
@@ -244,7 +246,7 @@ class _Writer:
         return "\n".join([*lines, *self._terminals]) + "\n"
 
     def _reached(self, name: str) -> set[str]:
-        """Names of all rules that a rule leads to."""
+        """Return the names of all rules that a rule leads to."""
         found: set[str] = set()
         waiting = [name]
         while waiting:
@@ -254,7 +256,7 @@ class _Writer:
         return found
 
     def _tree(self, node: Node, names: Set[str]) -> Node:
-        """A node in which all that has none of the rules `names` is a terminal."""
+        """Return a node in which all that has none of the rules `names` is a terminal."""
         if names.isdisjoint(_refs(node)):
             return Node("terminal", inner=[node])
         if node.kind == "ref":
@@ -279,7 +281,7 @@ class _Writer:
                     raise ValueError(f"it must be read in more than {MAX_RULES} parts")
 
     def _split_one(self, terminal: Node) -> int:
-        """Write a terminal in smaller parts; return how many."""
+        """Write a terminal in smaller parts; return their number."""
         (node,) = terminal.inner
         if node.kind == "ref":
             terminal.inner = [self._rules[node.value]]
@@ -291,7 +293,7 @@ class _Writer:
         return len(terminal.inner)
 
     def _text(self, node: Node) -> str:
-        """A node, written where it is, of whatever it has."""
+        """Return a node of any kind, written in place."""
         match node.kind:
             case "either":
                 return f"({' | '.join(map(self._text, node.inner))})"
@@ -310,7 +312,7 @@ class _Writer:
                 return node.value
 
     def _rule(self, node: Node) -> str:
-        """A node of a rule, in which what has no rule is a terminal of its own."""
+        """Return a node of a rule. Parts without a rule become terminals."""
         match node.kind:
             case "terminal":
                 (inner,) = node.inner
@@ -329,7 +331,7 @@ class _Writer:
 
 
 def _joined(first: Node, second: Node) -> Node:
-    """Two terminals as one."""
+    """Return two terminals as one."""
     parts = [
         one
         for each in (first.inner[0], second.inner[0])
@@ -339,7 +341,7 @@ def _joined(first: Node, second: Node) -> Node:
 
 
 def _parts_of(node: Node) -> Iterator[tuple[str, Any]]:
-    """A node as `endless_rule` reads it."""
+    """Yield a node as `endless_rule` reads it."""
     if node.kind == "ref":
         yield "name", node.value
     if node.kind not in ("either", "sequence", "times"):

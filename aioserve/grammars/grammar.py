@@ -31,7 +31,7 @@ STEP_MAX_ITEMS = 50_000
 MAX_LEXER_STATES = 50_000
 """Most states of a lexer that follows one completion: half a kilobyte to two each."""
 SHARED_LEXER_STATES = 4096
-"""Most states of a lexer that completions share. Usual schemas come to a few hundred."""
+"""Most states of a lexer that completions share. Usual schemas need a few hundred."""
 MAX_GRAMMAR_SIZE = 100_000
 
 LARGE_SOURCE_CHARS = 4096
@@ -45,7 +45,7 @@ SOURCE_BYTES = 200
 
 
 class CompiledGrammar:
-    """A grammar for all completions with one structured output. Thread-safe.
+    """Grammar for all completions with one structured output. Thread-safe.
 
     Copies of the library's matcher share the states of one lexer, which only grow. So completions
     begin with copies of a prototype whose lexer may have few states. When it has them all, the
@@ -60,29 +60,32 @@ class CompiledGrammar:
         piece_bytes: int = 0,
         starts_with_spaces: bool = False,
     ) -> None:
-        """`piece_bytes`: size of the largest terminal. `starts_with_spaces`: a completion is valid
-        with spaces before it or without."""
+        """`piece_bytes` is the size of the largest terminal.
+
+        With `starts_with_spaces` a completion is valid with spaces before it or without.
+        """
         self._vocabulary = vocabulary
         self._source = source
-        # A large grammar takes long to compile, so it is seldom compiled anew.
+        # A large grammar takes long to compile, so it is seldom compiled again.
         self._max_shared = min(SHARED_LEXER_STATES + len(source) // 4, MAX_LEXER_STATES)
         self.num_bytes: int = (
             SOURCE_BYTES * len(source) + STATE_BYTES * self._max_shared + PIECE_BYTES * piece_bytes
         )
-        """Bytes of memory that it may come to hold, at most."""
+        """Bytes of memory that it may need, at most."""
         self._starts_with_spaces = starts_with_spaces
         self._forced: tuple[int, ...] = ()
         self._prototype: Any = None
-        """The library's matcher, of which copies are made; None when its lexer is full."""
+        """Matcher of the library, of which copies are made; None when its lexer is full."""
 
     @property
     def is_large(self) -> bool:
-        """True if a call of one of its matchers may take seconds: it may compile the grammar
-        anew."""
+        """True if a call of one of its matchers may take seconds, as it may compile the grammar
+        again.
+        """
         return len(self._source) > LARGE_SOURCE_CHARS
 
     def check(self, refuse: Callable[[str], InvalidSamplingError]) -> None:
-        """Make the prototype. Raise what `refuse` makes of the reason if nothing can be valid."""
+        """Make the prototype. Raise `refuse(reason)` if nothing can be valid."""
         first = self._new(self._max_shared)
         if first.is_error():
             raise refuse(first.get_error())
@@ -110,7 +113,7 @@ class CompiledGrammar:
         return GrammarMatcher(vocabulary, follower, end_ids, not_first, forced)
 
     def _alone(self, full: Any) -> Any:
-        """Return the library's matcher with a lexer of its own. The one of `full` has no room."""
+        """Return the library's matcher with a lexer of its own. The lexer of `full` has no room."""
         if self._prototype is full:
             self._prototype = None
         return self._new(MAX_LEXER_STATES)
@@ -123,8 +126,11 @@ class CompiledGrammar:
 
 
 def compile_grammar(vocabulary: Vocabulary, output: StructuredOutput) -> CompiledGrammar:
-    """Compile structured output. May take long: call it on a thread. Raises `InvalidSamplingError`
-    saying why for what isn't supported."""
+    """Compile structured output.
+
+    It may take long: call it on a thread. Raises `InvalidSamplingError` with the reason for an
+    output that isn't supported.
+    """
     try:
         return _compiled(vocabulary, output)
     except InvalidSamplingError:
@@ -153,15 +159,17 @@ def _compiled(vocabulary: Vocabulary, output: StructuredOutput) -> CompiledGramm
 
 
 def argument_of(output: StructuredOutput) -> str:
-    """What to blame for a grammar that can't be kept."""
+    """Return the parameter to name in an error about a grammar that can't be applied."""
     if isinstance(output, ChannelOutput):
         return argument_of(output.form)
     return "tools" if isinstance(output, CallsOutput) else output.kind
 
 
 def _limits(max_states: int) -> object:
-    """Limits of one grammar's cost, in units of the library: some 20 ms of its lexer to compile,
-    some 15 ms for a token."""
+    """Return limits of one grammar's cost, in units of the library.
+
+    They come to some 20 ms of its lexer to compile, and some 15 ms for a token.
+    """
     return llguidance().LLParserLimits(
         max_items_in_row=MAX_ITEMS_IN_ROW,
         initial_lexer_fuel=INITIAL_LEXER_FUEL,
@@ -175,7 +183,7 @@ def _limits(max_states: int) -> object:
 
 
 def _source(output: StructuredOutput) -> str:
-    """Source of the grammar, as llguidance takes it."""
+    """Return the source of the grammar, as llguidance takes it."""
     if isinstance(output, ChannelOutput):
         frame, form = (
             json.loads(each) for each in (of_lark(output.grammar or ""), _source(output.form))
@@ -194,8 +202,8 @@ def _source(output: StructuredOutput) -> str:
     if output.regex is not None:
         return llguidance().LLMatcher.grammar_from_regex(output.regex)
     if output.choice is not None:
-        # A terminal, which the lexer reads as one: alternatives of a rule would each be an item of
-        # the parser's, which has fewer than there may be choices.
+        # A terminal, which the lexer reads as one. Alternatives of a rule would each be an item of
+        # the parser, which takes fewer items than there may be choices.
         choices = " | ".join(map(json.dumps, output.choice))
         return of_lark(f"start: CHOICE\nCHOICE: {choices}")
     grammar = output.grammar or ""

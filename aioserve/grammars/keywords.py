@@ -1,11 +1,11 @@
-"""Spells a schema as llguidance reads it: without keywords that say nothing, and with references
-and bounds that it takes.
+"""Writes a schema as llguidance reads it.
 
-`"uniqueItems": false` and `"propertyNames": {"type": "string"}` say nothing, so they go. A keyword
-that says something stays, also where it isn't supported: the library refuses it by name.
+Keywords without effect go, and references and bounds get a form that the library takes.
+`"uniqueItems": false` and `"propertyNames": {"type": "string"}` have no effect. A keyword with an
+effect stays, even if it isn't supported: the library refuses it by name.
 
 Bounds become 64-bit numbers in the library, some of them the next ones. So a bound that it would
-change moves inwards, to one that it keeps: all that is drawn is within what was asked for.
+change moves inwards, to one that it keeps. All that is drawn is then within what was asked for.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["MAX_BOUND", "NOTES", "bounded", "spelled"]
 NOTES = frozenset(
     ["$comment", "title", "description", "default", "examples", "deprecated", "readOnly"]
 ) | {"writeOnly"}
-"""Keywords that say nothing of what is valid."""
+"""Keywords that don't change which values are valid."""
 MAX_BOUND = 9223372036854770000
 """Largest bound, and size of the lowest, that the library keeps: 15 digits, below 2**63."""
 _ENDLESS = 10**18
-"""Lower bounds from here on the library takes beside an upper one alone."""
+"""Lower bounds from here on need an upper one beside them in the library."""
 _DIGITS = 15
 _LEAST_EXPONENT = -22
-"""Decimal numbers of so many digits, and this exponent at least, are read without rounding."""
+"""Decimal numbers of so many digits, and at least this exponent, are read without rounding."""
 _EXACT = 2**53
 """Whole numbers up to here are 64-bit numbers."""
 _CONTEXT = Context(prec=2000, Emax=10**6, Emin=-(10**6))
@@ -37,7 +37,7 @@ _FORMATS = ("password", "binary")
 
 
 def spelled(schema: dict[str, Any]) -> bool:
-    """Spell a schema anew, but none of those within it. Return whether anything changed."""
+    """Rewrite a schema, but none of those within it. Return true if anything changed."""
     before = len(schema)
     has_changed = False
     for keyword, value in list(schema.items()):
@@ -53,7 +53,7 @@ def spelled(schema: dict[str, Any]) -> bool:
 
 
 def _reference(ref: str) -> str:
-    """A reference within the schema, written in the one way that every reader takes."""
+    """Return a reference within the schema, written in the one way that every reader takes."""
     return "#" + quote(unquote(ref[1:]), safe="/~$!&'()*+,;=:@-._") if ref[:2] == "#/" else ref
 
 
@@ -122,12 +122,15 @@ _SAYS_NOTHING: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "else": lambda schema: "if" not in schema,
     "format": lambda schema: schema["format"] in _FORMATS,
 }
-"""For each keyword, whether it says nothing in a schema that has it."""
+"""Tests of whether a keyword has no effect in a schema that has it."""
 
 
 def bounded(schema: dict[str, Any]) -> bool:
-    """Move bounds of a schema inwards that the library would change. Return whether there was one.
-    Raises `ValueError` for one that would be moved across all numbers that the library knows."""
+    """Move bounds of a schema inwards that the library would change.
+
+    Returns true if there was one. Raises `ValueError` for one that would be moved past all numbers
+    that the library has.
+    """
     has_moved = False
     for keyword, is_upper in _BOUNDS.items():
         bound = schema.get(keyword)
@@ -159,7 +162,7 @@ def _is_number(value: object) -> bool:
 
 
 def _inwards(keyword: str, bound: float, is_upper: bool) -> float:
-    """The next bound that the library keeps, below an upper one and above a lower one."""
+    """Return the next bound that the library keeps, below an upper one and above a lower one."""
     if (bound < -MAX_BOUND) if is_upper else (bound > MAX_BOUND):
         raise _beyond(keyword, bound)
     if abs(bound) > MAX_BOUND:

@@ -1,14 +1,14 @@
-"""Tells which terminals of a grammar can't be read one by one, the longest first.
+"""Finds the terminals of a grammar that can't be read one by one, the longest first.
 
     root: WORD "x" | "(" root ")"       WORD, [a-z]*, takes the "x" behind it as well
 
-A lexer reads on as long as any terminal goes on. Where one that has ended may be followed by a
-character by which another, or itself, goes on, the text that was meant is lost. The one that goes
-on is to be written in smaller parts (`greedy`). Knows the nodes of a grammar, and
-not how that is written.
+A lexer reads on as long as any terminal goes on. A terminal that has ended may be followed by a
+character by which another, or itself, goes on. Then the text that was meant is lost. The terminal
+that goes on must be written in smaller parts (`greedy`). Knows the nodes of a grammar, but not how
+they are written.
 
-What is found may be too much: a rule that is no terminal is looked at once for all the places that
-lead to it, and a repeat that is counted like one that isn't.
+It may find too many. A rule that is no terminal is looked at once for all the places that lead to
+it. A repeat that is counted is looked at like one that isn't.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ __all__ = ["LAST_CHAR", "Looks", "Node", "Ranges", "TooMuchError", "greedy"]
 MAX_LOOKS = 300_000
 """Most pairs of characters, or of terminals, that are looked at. They take some 300 ms."""
 MAX_COPIED = 1000
-"""Characters of a terminal up to which a rule is looked at anew for each place that leads to it."""
+"""Characters of a terminal up to which a rule is looked at again for each place that leads to
+it.
+"""
 LAST_CHAR = 0x10FFFF
 Ranges = tuple[tuple[int, int], ...]
 """Code points, each range with its ends."""
@@ -31,9 +33,12 @@ Ranges = tuple[tuple[int, int], ...]
 @dataclass(slots=True, eq=False)
 class Node:
     kind: str
-    """ "either", "sequence", "times" and "terminal" have `inner`; "ref" a rule's name as `value`,
-    "text" the text, "class" an expression of Lark, and `ranges`; "times" how often, with the least
-    number in `ranges`."""
+    """Kind of node: "either", "sequence", "times", "terminal", "ref", "text" or "class".
+
+    "either", "sequence", "times" and "terminal" have `inner`. The `value` of "ref" is a rule's name
+    and that of "text" the text. A "class" has an expression of Lark, and `ranges`. The `value` of
+    "times" is its count, and `ranges` hold the least number.
+    """
     value: str = ""
     inner: Sequence[Node] = ()
     ranges: Ranges = ()
@@ -53,7 +58,7 @@ _EMPTY = _Shape(True)
 
 
 class TooMuchError(Exception):
-    """A grammar is too much to look at."""
+    """The grammar is too much to look at."""
 
 
 class Looks:
@@ -100,7 +105,7 @@ class _Follow:
                 return self.leaf(node)
 
     def joined(self, shapes: Iterable[_Shape]) -> _Shape:
-        """One behind the other."""
+        """Return the shape of these, one after the other."""
         whole = _EMPTY
         for shape in shapes:
             self._join(whole.last, shape.first)
@@ -148,7 +153,7 @@ class _Chars(_Follow):
         return _Shape(False, place, place)
 
     def leads(self, places: Iterable[int]) -> int:
-        """First bytes of the characters at these places, in UTF-8, each as a bit."""
+        """Return the first bytes of the characters at these places, in UTF-8, each as a bit."""
         bits = 0
         for place in places:
             self.looks.spend(1)
@@ -189,7 +194,7 @@ class _Terminals(_Follow):
         return self._places[id(node)]
 
     def following(self, place: int) -> int:
-        """First bytes of what may follow a terminal, each as a bit."""
+        """Return the first bytes of what may follow a terminal, each as a bit."""
         if place not in self._following:
             bits = 0
             for one in self.after[place]:
@@ -201,8 +206,11 @@ class _Terminals(_Follow):
 def greedy(
     trees: Mapping[str, Node], rules: Mapping[str, Node], root: str, looks: Looks
 ) -> list[Node]:
-    """Terminals among the leaves of `trees`, which are rules that are no terminals, that may take
-    what belongs behind another. `rules` are all rules. Raises `TooMuchError`."""
+    """Return terminals that may take text that belongs to a later one.
+
+    They are among the leaves of `trees`, which are the rules that are no terminals. `rules` are all
+    rules. Raises `TooMuchError`.
+    """
     terminals = _Terminals(trees, rules, root, looks)
     waiting: list[tuple[int, int]] = []
     seen: set[tuple[int, int]] = set()
@@ -221,8 +229,11 @@ def greedy(
 
 
 def _compared(one: _Chars, other: _Chars, following: int, looks: Looks) -> tuple[bool, bool]:
-    """Compare two terminals. The first result is true if `other` goes on behind a text of `one` by
-    a byte that may follow it. The second is true if they have a text in common."""
+    """Compare two terminals.
+
+    The first result is true if `other` goes on after a text of `one` by a byte that may follow it.
+    The second is true if they have a text in common.
+    """
     goes_on = meets = False
     waiting: list[tuple[int, int]] = []
     seen: set[tuple[int, int]] = set()
@@ -257,7 +268,7 @@ def _overlap(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]])
 
 
 def _lead_bits(ranges: Ranges) -> int:
-    """First bytes of characters in UTF-8, each as a bit."""
+    """Return the first bytes of characters in UTF-8, each as a bit."""
     bits = 0
     for low, high in ranges:
         first, last = (chr(code).encode(errors="surrogatepass")[0] for code in (low, high))

@@ -1,8 +1,8 @@
 """Tells which tokens may come next in one completion, as its tokens come.
 
-Where the grammar leaves one way to go on, the tokens of that way, as the tokenizer writes its text,
-are the only ones allowed: a model that was taught text in these tokens is not led to others, and
-a caller that takes such tokens without asking a model gets the same completion.
+If the grammar leaves one way to go on, only the tokens of that way are allowed, as the tokenizer
+writes its text. So a model that was taught text in these tokens isn't led to others. A caller that
+takes such tokens without asking a model gets the same completion.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Grammar", "GrammarMatcher", "Matcher", "set_bits"]
 
 
 class Grammar(Protocol):
-    """What holds the completions of a request. Thread-safe."""
+    """Grammar that holds the completions of a request. Thread-safe."""
 
     @property
     def is_large(self) -> bool:
@@ -31,7 +31,7 @@ class Grammar(Protocol):
 
 
 class Matcher(Protocol):
-    """What may come next in one completion: see `GrammarMatcher`."""
+    """Tokens that may come next in one completion: see `GrammarMatcher`."""
 
     @property
     def has_ended(self) -> bool: ...
@@ -47,8 +47,11 @@ class Matcher(Protocol):
 
 
 class GrammarMatcher:
-    """Matcher of one completion. Its state depends on its tokens alone: two that accepted the same
-    are equal. Not thread-safe, and any thread may use it; calls may take milliseconds."""
+    """Matcher of one completion.
+
+    Its state depends on its tokens alone: two that accepted the same are equal. Not thread-safe,
+    but any thread may use it. Calls may take milliseconds.
+    """
 
     def __init__(
         self,
@@ -58,8 +61,10 @@ class GrammarMatcher:
         not_first: npt.NDArray[np.int32] | None,
         forced: tuple[int, ...] | None = None,
     ) -> None:
-        """`not_first`: a mask like that of the vocabulary. `forced`: tokens that must come first,
-        if known."""
+        """`not_first` is a mask like that of the vocabulary.
+
+        `forced` are tokens that must come first, if known.
+        """
         self._vocabulary = vocabulary
         self._not_first = not_first
         self._follower = follower
@@ -72,18 +77,20 @@ class GrammarMatcher:
 
     @property
     def argument(self) -> str:
-        """The parameter that says what may come next."""
+        """Parameter that decides what may come next."""
         return "structured_output"
 
     @property
     def error(self) -> str | None:
-        """Reason why it allows nothing any more, if that is not due to the completion: the grammar
-        was too costly to follow."""
+        """Reason why it allows nothing more, if that isn't due to the completion.
+
+        The grammar was too expensive to follow.
+        """
         return self._follower.error
 
     @property
     def is_accepting(self) -> bool:
-        """Whether the completion is valid as it is."""
+        """True if the completion is valid as it is."""
         return self.error is None and self._follower.is_accepting
 
     def accept(self, token_id: int) -> bool:
@@ -112,17 +119,21 @@ class GrammarMatcher:
         return all(self.accept(token_id) for token_id in token_ids)
 
     def forced(self, at_most: int | None = None) -> tuple[int, ...]:
-        """The tokens that must come next, or the first of them; empty where there is a choice, or
-        the completion may end."""
+        """Return the tokens that must come next, or the first of them.
+
+        Empty if there is a choice, or if the completion may end.
+        """
         if self._forced is None:
             self._forced, self._num_followed = self._look_ahead(), 0
         first = self._num_followed
         return self._forced[first : None if at_most is None else first + at_most]
 
     def allowed(self) -> npt.NDArray[np.int32]:
-        """Mask int32 `[num_words]`: bit `i % 32` of word `i // 32` says whether id `i` may come
-        next. Ids that end the completion may where it is valid, and nowhere else. None may where
-        `error` is set, or no token can go on."""
+        """Return the mask int32 `[num_words]` of the tokens that may come next.
+
+        Bit `i % 32` of word `i // 32` is set if id `i` may come. Ids that end the completion may
+        come only where it is valid. No token may come if `error` is set, or if none can go on.
+        """
         vocabulary = self._vocabulary
         mask = np.zeros(vocabulary.num_words, np.int32)
         if self.has_ended or self.error is not None:
@@ -143,9 +154,11 @@ class GrammarMatcher:
         return mask
 
     def behind(self, token_ids: Sequence[int]) -> list[npt.NDArray[np.int32]]:
-        """What `allowed` would say behind the first of `token_ids`, behind the first two and so on,
-        up to one that isn't allowed or ends the completion. The matcher stays as it is. Empty
-        once it has a lexer of its own, whose room is for the completion and no guesses."""
+        """Return the masks that `allowed` would give after each of `token_ids`.
+
+        They go up to a token that isn't allowed or ends the completion. The matcher stays as it is.
+        Empty once it has a lexer of its own: its room is for the completion, not for guesses.
+        """
         masks: list[npt.NDArray[np.int32]] = []
         if not self._follower.shares:
             return masks
@@ -158,7 +171,7 @@ class GrammarMatcher:
             if not other.accept(token_id) or other.has_ended:
                 break
             mask = other.allowed()
-            other._follower.mask()  # tells if what was said before can be trusted
+            other._follower.mask()  # tells if the earlier answers can be trusted
             if other.error is not None:
                 break
             masks.append(mask)

@@ -1,23 +1,26 @@
-"""Refuses or narrows schemas that llguidance would take, and must not be given.
+"""Refuses or narrows schemas that llguidance would take, but must not be given.
 
-What it doesn't support it refuses itself, with a reason. What is refused here in its place:
+The library refuses what it doesn't support, with a reason. Refused here in its place:
 
-- `x-guidance`, its own keyword: it switches off other keywords,
-- `minProperties` where names may come twice: it counts those that JSON then drops,
-- strings of many patterns at once: to see whether any string has them all takes time and memory
-  that double with each, without a limit,
-- values that are always within themselves, so that no text of them ends,
-- references but those that lead by `#/...` to a schema that is checked here as well,
-- grammars of very many rules: it goes from one into the next on the stack, which ends the process.
+- `x-guidance`, its own keyword, as it switches off other keywords,
+- `minProperties` where names may come twice, as it counts those that JSON then drops,
+- strings of many patterns at once, as time and memory to see whether any string has them all double
+  with each, without a limit,
+- values that are always within themselves, so that they have no finite text,
+- references except those that lead by `#/...` to a schema that is checked here as well,
+- grammars of very many rules, as it goes from one into the next on the stack, which ends the
+  process.
 
-And what is made narrower: it tells names that a schema doesn't know from those that it does by how
-they are written, so that `"\\u0061"` would be another name than `"a"`. So beside names or patterns,
-further names are those that can be written in one way only, without a backslash; and there are
-none where further names may not have any value, or beside patterns. Whatever is drawn validates
-all the same. What is narrower could be a reason for `oneOf` to take values that two of its schemas
-accept: where a schema has `oneOf`, it is refused unless no name that it speaks of is left out.
+Schemas with names are narrowed. The library tells names that a schema doesn't know from those that
+it does by how they are written. So `"\\u0061"` would be another name than `"a"`. So beside names or
+patterns, further names are those that can be written in only one way, without a backslash. There
+are none if a schema restricts their values, or beside patterns.
 
-Where a keyword means what it says is known by `_PLACES`; elsewhere (in `enum`, say) it is data.
+All that is drawn is valid all the same. A narrower schema could make `oneOf` take values that two
+of its schemas accept. So a schema with `oneOf` is refused unless all names that it mentions are
+kept.
+
+`_PLACES` lists where a keyword has its meaning; elsewhere (in `enum`, say) it is data.
 """
 
 from __future__ import annotations
@@ -47,19 +50,25 @@ __all__ = [
 
 MAX_DEPTH = 64
 MAX_JOINED = 8
-"""Most patterns and formats of one string. Eight take milliseconds, and each further one twice
-that."""
+"""Most patterns and formats of one string. Eight take milliseconds, each further one doubles
+that.
+"""
 MAX_RULES = 1000
-"""Most rules and brackets of a grammar. Each takes up to 4 KiB of a thread's stack, of 8 MiB
-mostly."""
+"""Most rules and brackets of a grammar.
+
+Each takes up to 4 KiB of a thread's stack, which is usually 8 MiB.
+"""
 MAX_SCHEMAS = 10_000
-"""Most schemas within a schema. What is referred to by its way through others counts once more with
-all within it. They take some two seconds."""
+"""Most schemas within a schema.
+
+A schema that is referred to by its way through others counts once more, with all within it. They
+take some two seconds.
+"""
 MAX_PLACES = 20_000
 """Most places of strings in a schema, counted once for each way that leads there."""
 
 _PLAIN_NAME = r'^[^"\\\x00-\x1f\x7f]*$'
-"""Pattern of names that JSON can write in one way only, if not by `\\u`."""
+"""Pattern of names that JSON can write in only one way, except by `\\u`."""
 _NOT_PLAIN = re.compile(r'["\\\x00-\x1f\x7f]')
 _MOVES = ("$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef")
 """Keywords by which a reference would lead elsewhere than its pointer says."""
@@ -83,9 +92,11 @@ _Path = tuple[str, ...]
 
 
 def json_spacing(max_whitespace: int | None) -> dict[str, Any]:
-    """llguidance's options for white space between the parts of JSON: so many characters at each
-    place, or None: one space behind a colon and a comma, or none. A model that has little to say
-    fills what it may with blanks."""
+    """Return llguidance's options for white space between the parts of JSON.
+
+    At each place there are at most that many characters. None: one space after a colon and a comma,
+    or none. A model that has little to say fills all the space it may with blanks.
+    """
     if max_whitespace:
         return {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{max_whitespace}}}"}
     if max_whitespace == 0:
@@ -94,9 +105,11 @@ def json_spacing(max_whitespace: int | None) -> dict[str, Any]:
 
 
 def json_rule(name: str, schema: str, argument: str, max_whitespace: int | None) -> str:
-    """A rule of Lark for the JSON of a schema, which is an object or a boolean in JSON. Raises
-    `InvalidSamplingError` as `sound_schema` does, and `ValueError` for a schema that nothing
-    fits."""
+    """Return a rule of Lark for the JSON of a schema, which is an object or a boolean in JSON.
+
+    Raises `InvalidSamplingError` like `sound_schema`, and `ValueError` for a schema that nothing
+    fits.
+    """
     kept = json.loads(sound_schema(schema, argument))
     if kept is False:
         raise ValueError("Unsatisfiable schema: schema is false")
@@ -105,8 +118,11 @@ def json_rule(name: str, schema: str, argument: str, max_whitespace: int | None)
 
 
 def sound_schema(text: str, argument: str) -> str:
-    """Schema, in JSON, for which all that llguidance draws is accepted by the one in `text`. Raises
-    `InvalidSamplingError` for one that is refused. `argument` names what it came in."""
+    """Return a schema, in JSON, whose texts from llguidance are all accepted by the one in `text`.
+
+    Raises `InvalidSamplingError` for one that is refused. `argument` names the parameter that it
+    came in.
+    """
     schema = json.loads(text)
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise _refused(argument, "has the keyword x-guidance, which is none of JSON Schema")
@@ -131,8 +147,10 @@ def sound_schema(text: str, argument: str) -> str:
 
 
 def sound_lark(text: str) -> str:
-    """The grammar with the schemas in it made sound. Raises `InvalidSamplingError` for one that is
-    refused."""
+    """Return the grammar with the schemas in it made sound.
+
+    Raises `InvalidSamplingError` for one that is refused.
+    """
     bare = NOT_BARE.sub(lambda match: " " * len(match[0]), text)
     sound: list[str] = []
     done = 0
@@ -141,7 +159,7 @@ def sound_lark(text: str) -> str:
         try:
             _, end = json.JSONDecoder().raw_decode(text, start.end())
         except (ValueError, RecursionError):
-            continue  # where it is one in a comment or a string; llguidance reads it as well
+            continue  # llguidance also reads it where it stands in a comment or string
         if bare.startswith("%json", start.start()):
             num_rules -= _num_rules(bare[start.end() : end])
         schema = text[start.end() : end]
@@ -160,17 +178,19 @@ def sound_lark(text: str) -> str:
 
 
 def _num_rules(bare: str) -> int:
-    """Number of rules of a part of a grammar, and of its brackets."""
+    """Return the number of rules of a part of a grammar, and of its brackets."""
     return sum(map(bare.count, ":([{"))
 
 
 NOT_BARE = re.compile(r'"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\]|\\.)+/?|(?://|#)[^\n]*')
-"""Texts, expressions and comments of Lark, those without an end too: that takes no longer."""
+"""Texts, expressions and comments of Lark, also those without an end: that takes no longer."""
 
 
 def check_ends(grammar: str, special_names: Mapping[int, str], end_ids: Set[int]) -> None:
-    """Raise `InvalidSamplingError` for a grammar that names a token of `end_ids`, each of which
-    ends a completion that is valid, and is no part of it."""
+    """Raise `InvalidSamplingError` for a grammar that names a token of `end_ids`.
+
+    Each of these ends a completion that is valid, and is no part of it.
+    """
     names = {special_names[i] for i in end_ids if special_names.get(i, "").startswith("<")}
     ids = set(map(str, end_ids))
     of_tokens = [*map(re.escape, sorted(names)), r"<\[[0-9,-]*\]>"]
@@ -186,7 +206,7 @@ def check_ends(grammar: str, special_names: Mapping[int, str], end_ids: Set[int]
 
 
 def _check_each(schema: Any, argument: str, depth: int, checked: list[dict[str, Any]]) -> bool:
-    """Check each schema within, and append it to `checked`. Return whether any was spelled anew."""
+    """Check each schema within, and append it to `checked`. Return true if any was rewritten."""
     if depth > MAX_DEPTH:
         raise _refused(argument, f"is nested more than {MAX_DEPTH} deep", MAX_DEPTH)
     if not isinstance(schema, dict):
@@ -219,7 +239,7 @@ def _endless(schema: Any, argument: str) -> str | None:
 
 
 def spelled_anew(schema: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a schema, without keywords that say nothing."""
+    """Return a copy of a schema, without keywords that have no effect."""
     copy: dict[str, Any] = json.loads(json.dumps(schema))
     waiting: list[Any] = [copy]
     while waiting:
@@ -230,7 +250,7 @@ def spelled_anew(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _move_bounds(schema: dict[str, Any], argument: str, has_one_of: bool) -> bool:
-    """Move bounds inwards that the library can't keep. Return whether there was one."""
+    """Move bounds inwards that the library can't keep. Return true if there was one."""
     try:
         has_moved = bounded(schema)
     except ValueError as error:
@@ -241,8 +261,10 @@ def _move_bounds(schema: dict[str, Any], argument: str, has_one_of: bool) -> boo
 
 
 def _narrow(schema: dict[str, Any], argument: str, has_one_of: bool) -> bool:
-    """Exclude from a schema's further names the names that it knows, written in another way, and
-    give each required name a schema. Return whether that was needed."""
+    """Exclude from a schema's further names the names that it knows, written in another way.
+
+    Also gives each required name a schema. Returns true if that was needed.
+    """
     patterns, properties = schema.get("patternProperties", {}), schema.get("properties", {})
     if not isinstance(patterns, dict) or not isinstance(properties, dict):
         raise _refused(argument, "has properties or patternProperties that are no object")
@@ -270,7 +292,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def _names(value: Any) -> Iterator[str]:
-    """All names in a schema, those of its keywords and its data among them."""
+    """Yield all names in a schema, including those of its keywords and its data."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if name != _PLAIN_NAME:
@@ -296,7 +318,8 @@ def _within(schema: dict[str, Any]) -> Iterator[Any]:
 
 class _Joined:
     """Numbers of patterns and formats that strings must match at once, by their places in the
-    value."""
+    value.
+    """
 
     def __init__(self, root: Any, argument: str, checked: list[dict[str, Any]]) -> None:
         self._root = root
@@ -307,7 +330,10 @@ class _Joined:
         """Counts of the schemas that are referred to, by reference."""
 
     def of(self, schema: Any, refs: tuple[str, ...]) -> Counter[_Path]:
-        """Patterns and formats of `schema` by place; `refs` are the references that led here."""
+        """Return the patterns and formats of `schema` by place.
+
+        `refs` are the references that led here.
+        """
         counts: Counter[_Path] = Counter()
         if not isinstance(schema, dict):
             return counts
@@ -348,7 +374,7 @@ class _Joined:
         return counts
 
     def _target(self, ref: str) -> Any:
-        """The schema that is referred to."""
+        """Return the schema that is referred to."""
         at = referred(self._root, ref)
         if not (isinstance(at, bool) or id(at) in self._checked):
             raise _refused(self._argument, f"refers to {ref[:100]}, which is no schema within it")
@@ -359,7 +385,7 @@ _INDEX = re.compile("0|[1-9][0-9]{0,8}")
 
 
 def referred(root: Any, ref: str) -> Any:
-    """What a reference leads to by `#/...`; None where that is nothing."""
+    """Return what a reference leads to by `#/...`; None if that is nothing."""
     at = root
     start, *parts = unquote(ref).split("/")
     if start != "#":
@@ -376,7 +402,7 @@ def referred(root: Any, ref: str) -> Any:
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Schemas of the parts of a value, each with its place."""
+    """Yield the schemas of the parts of a value, each with its place."""
     for keyword in ("properties", "patternProperties"):
         value = schema.get(keyword)
         if isinstance(value, dict):

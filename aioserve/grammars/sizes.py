@@ -1,22 +1,22 @@
 r"""Bounds the texts that a grammar asks for, before llguidance looks ahead in it.
 
-Where a grammar leaves one way to go on, llguidance follows it to its end at once, and keeps each
-byte. Counted repeats multiply: `((a{1000}){1000}){1000}` has a thousand million bytes, and so has
-`A: B B`, `B: C C`, thirty times. Nothing in the library ends that. So
+If a grammar leaves one way to go on, llguidance follows it to its end at once, and keeps each byte.
+Counted repeats multiply: `((a{1000}){1000}){1000}` has a thousand million bytes, and so has `A: B
+B`, `B: C C`, thirty times. Nothing in the library ends that. So
 
-- a terminal, which is read as one, has a text of at most `MAX_TERMINAL_BYTES`: more than that many
-  states of its lexer end a completion in any case,
+- a terminal, which is read as one, has at most `MAX_TERMINAL_BYTES`, as more states of its lexer
+  end a completion in any case,
 - and a grammar that could force more than `MAX_FORCED_BYTES` in a row is not looked ahead in.
 
-The size of an expression is at least the length of what it can force: that of a concatenation is
-the sum of its parts', that of alternatives the largest, and a repeat counts as often as it must
-come, or once. Expressions that are joined or excluded count as if they followed each other: whether
-any text is left of them the library finds out itself, within a bound.
+The size of an expression is at least the length of what it can force. The size of a concatenation
+is the sum of its parts' sizes, and that of alternatives the largest. A repeat counts as often as it
+must come, but at least once. Expressions that are joined or excluded count as if they followed each
+other. The library finds out, within a bound, if they leave any text.
 
-A grammar whose rules lead back to themselves has no size. What it forces is no longer than the
-shortest text with which a rule can end, and those of the rules around it, each of which a
-completion has begun. So such a grammar is looked ahead in where its rules have short texts, and
-short terminals, of which many may be around.
+A grammar whose rules lead back to themselves has no size. It forces no more than the shortest text
+with which a rule can end, and those of the rules around it. A completion has begun each of these.
+So such a grammar is looked ahead in if its rules have short texts, and short terminals, of which
+many may be around.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ __all__ = ["bounded_source", "expression_size", "of_lark"]
 
 MAX_TERMINAL_BYTES = 50_000
 MAX_FORCED_BYTES = 200_000
-"""They take some 100 ms, in which no other thread runs."""
+"""Most bytes that are looked ahead: some 100 ms, in which no other thread runs."""
 MAX_RECURSIVE_BYTES = 80
 """Longest terminal of a grammar whose rules lead to themselves and that is looked ahead in."""
 MAX_ROUNDS = 32
 MAX_LOOKS = 300_000
 """Most parts that are looked at for the shortest texts; they take some 200 ms of a thread."""
 MAX_ALTERNATIVES = 4000
-"""Most alternatives of all rules. The library compares each with each, without letting other
-threads run: these take some 50 ms. Alternatives of terminals cost nothing."""
+"""Most alternatives of all rules.
+
+The library compares each with each, and no other thread runs meanwhile: these take some 50 ms.
+Alternatives of terminals cost nothing.
+"""
 _MAX_SIZE = 10**12
 """Sizes from here on are not told apart."""
 
@@ -52,9 +55,11 @@ _NO_FORCING = '%llguidance {"no_forcing": true}'
 
 
 def bounded_source(source: str, argument: str) -> tuple[str, int]:
-    """A grammar as llguidance takes it, made one that is not looked ahead in where that takes too
-    much, and the bytes of its largest terminal. Raises `InvalidSamplingError` for a terminal that
-    is too large; `argument` names what it came in."""
+    """Return a grammar as llguidance takes it, and the bytes of its largest terminal.
+
+    A grammar that forces too much is not looked ahead in. Raises `InvalidSamplingError` for a
+    terminal that is too large; `argument` names the parameter that it came in.
+    """
     grammars = json.loads(source)["grammars"]
     sizes: list[_Size] = []
     for grammar in grammars:
@@ -83,30 +88,33 @@ def bounded_source(source: str, argument: str) -> tuple[str, int]:
 
 
 def of_lark(text: str) -> str:
-    """A grammar in Lark as llguidance takes it. Text alone it would take for a grammar in its own
-    JSON where that begins with a brace."""
+    """Return a grammar in Lark as llguidance takes it.
+
+    Text alone that begins with a brace would be taken for a grammar in llguidance's own JSON.
+    """
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
 class _Size:
-    """What a grammar, or a part of one, may force, in bytes."""
+    """Number of bytes that a grammar, or a part of one, may force."""
 
     def __init__(self, forced: int, longest: int = 0, terminal: int = 0) -> None:
         self.forced = min(forced, _MAX_SIZE)
         self.longest = longest
-        """The most that one terminal of it does."""
+        """Most bytes that one terminal of it forces."""
         self.terminal = min(max(terminal, longest), _MAX_SIZE)
         """Size of its largest terminal, of which a part may not be forced."""
 
 
 class _Total:
     """Adds up an expression while it is read: brackets open and close, parts follow each other.
-    `least`: the shortest text, for which the smallest alternative counts, and what may be left out
-    doesn't."""
+
+    With `least` it is the shortest text: the smallest alternative counts, and optional parts don't.
+    """
 
     def __init__(self, *, least: bool = False) -> None:
         self.largest = 0
-        """The largest part, those that may be left out among them."""
+        """Largest part, including optional ones."""
         self._least = least
         self._outer: list[tuple[int | None, int]] = []
         self._most: int | None = None
@@ -169,11 +177,11 @@ _EXPRESSION_PART = re.compile(
 )
 _CLASS_PART = re.compile(r"\\.|\[\^?\]?|\]|[^\\\[\]]+", re.DOTALL)
 _SPACED = re.compile(r"\(\?[A-Za-z]*x")
-"""Flags by which white space and comments may stand anywhere, in numbers too."""
+"""Flags that allow white space and comments anywhere, even in numbers."""
 
 
 def expression_size(expression: str) -> int:
-    """Size of a regular expression, in bytes: the length of any text that it forces at most."""
+    """Return the size of a regular expression in bytes: any text that it forces is no longer."""
     total = _Total()
     at = 0
     while (part := _EXPRESSION_PART.match(expression, at)) is not None:
@@ -202,7 +210,7 @@ def expression_size(expression: str) -> int:
 
 
 def _end_of_class(expression: str, at: int) -> int:
-    """Where a class ends that begins at `at`, and may have others within."""
+    """Return the end of a class that begins at `at`, and may have others within."""
     depth = 0
     while (part := _CLASS_PART.match(expression, at)) is not None:
         at = part.end()
@@ -231,7 +239,7 @@ _LARK_PART = re.compile(
 )
 _FLAGS = re.compile(r"[imslux]+")
 _Part = tuple[str, Any]
-"""Part of Lark: "size" of a text or an expression, "name", "schema", "times" and what marks say."""
+"""Part of Lark: "size" of a text or an expression, "name", "schema", "times" or a kind of mark."""
 _EITHER: _Part = ("either", None)
 _MARKS: Mapping[str, _Part] = {
     "(": ("open", None),
@@ -246,7 +254,7 @@ _MARKS: Mapping[str, _Part] = {
 
 
 def _lark_size(text: str) -> _Size:
-    """Size of a grammar in Lark. Raises `ValueError` for what can't be read."""
+    """Return the size of a grammar in Lark. Raises `ValueError` for text that can't be read."""
     bodies: dict[str, list[_Part]] = {}
     for name, parts in _definitions(text):
         bodies[name] = [*bodies[name], _EITHER, *parts] if name in bodies else parts
@@ -261,7 +269,7 @@ def _lark_size(text: str) -> _Size:
         name: {ref for ref in _of("name", body) if ref in bodies} for name, body in bodies.items()
     }
     order = TopologicalSorter(refs)
-    with contextlib.suppress(CycleError):  # what leads to no cycle comes out of it all the same
+    with contextlib.suppress(CycleError):  # what leads to no cycle comes out of it anyway
         order.prepare()
     while ready := order.get_ready():
         for name in ready:
@@ -318,8 +326,10 @@ def _body_total(parts: Sequence[_Part], sizes: Mapping[str, int], total: _Total)
 
 
 def _shortest(bodies: Mapping[str, Sequence[_Part]]) -> int:
-    """Length of the shortest text of each rule, and of each part of one: the largest of them.
-    Rules without any text, and those that take many rounds to find out, count as endless."""
+    """Return the largest of the shortest texts of each rule, and of each part of one.
+
+    Rules without any text, and those that take many rounds to find out, count as endless.
+    """
     known: dict[str, int] = {}
     names = list(bodies)
     largest = dict.fromkeys(names, 0)
@@ -340,8 +350,10 @@ def _shortest(bodies: Mapping[str, Sequence[_Part]]) -> int:
 
 
 def _definitions(text: str) -> Iterator[tuple[str, list[_Part]]]:
-    """Names that are defined and what stands in their definitions, heads included; and statements,
-    without a name."""
+    """Yield the names that are defined and their definitions, with heads.
+
+    Statements have no name.
+    """
     name, parts = "", []
     is_start = True
     for kind, value in _lark_parts(text):
@@ -391,12 +403,12 @@ def _lark_parts(text: str) -> Iterator[_Part]:
 def _text_size(quoted: str) -> int:
     try:
         return len(json.loads(quoted).encode(errors="replace"))
-    except ValueError:  # the library says what is wrong with it
+    except ValueError:  # the library gives the reason
         return len(quoted.encode(errors="replace"))
 
 
 def _schema_size(schema: Any) -> _Size:
-    """Size of a schema of JSON: of its patterns, and of all texts in it."""
+    """Return the size of a schema of JSON: of its patterns, and of all texts in it."""
     waiting = [schema]
     longest = least = patterns = 0
     is_repeated = False
@@ -425,7 +437,7 @@ def _schema_size(schema: Any) -> _Size:
 
 
 def _shortest_json(root: Any) -> int:
-    """As `_shortest`, of a schema and of those that are referred to in it."""
+    """Return the same as `_shortest`, for a schema and those that it refers to."""
     known: dict[str, int] = {}
     sizes: list[int] = []
     num_looks = 0
@@ -481,7 +493,7 @@ def _shortest_json(root: Any) -> int:
 
 
 _NOTES = frozenset(["title", "description", "default", "examples", "$comment"])
-"""Keywords whose text is nowhere in what a schema takes."""
+"""Keywords whose text is nowhere in the values of a schema."""
 
 
 def _numbers(schema: Mapping[str, Any], keyword: str) -> list[int]:

@@ -1,9 +1,9 @@
-"""Structured output that is free up to a trigger, and of a form from there to the form's end.
+"""Structured output that is free up to a trigger, and has a form from there to the form's end.
 
     Let me see. <function=weather>{"city": "Oslo"}</function> That is all.
     free        │ begin           │ of the schema  │ end     │ free
 
-What is free has no trigger in it: an answer is read in one way. Special tokens are no text, and so
+Free text has no trigger in it, so an answer is read in one way. Special tokens are no text, so they
 are nowhere in it.
 """
 
@@ -20,13 +20,15 @@ __all__ = ["structural_tag_source"]
 
 
 def structural_tag_source(output: StructuredOutput) -> str:
-    """The grammar of `output.structural_tag`, as llguidance takes it. Raises `ValueError` for a
-    schema that nothing fits, and `InvalidSamplingError`."""
+    """Return the grammar of `output.structural_tag`, as llguidance takes it.
+
+    Raises `ValueError` for a schema that nothing fits, and `InvalidSamplingError`.
+    """
     tag = msgspec.json.decode(str(output.structural_tag), type=StructuralTag)
     triggers = list(dict.fromkeys(tag.triggers))
     lines = ["ANY: /(?s:.*)/", f"TEXT: {_without(triggers)}"]
-    # Of a trigger that no structure begins with there is nothing to go on with: no answer has it,
-    # also where another begins within it.
+    # A trigger that no structure begins with can't go on: no answer has it, even if another begins
+    # within it.
     begun = [one for one in triggers if any(s.begin.startswith(one) for s in tag.structures)]
     never = [one for one in triggers if one not in begun]
     held: list[str] = []

@@ -2,9 +2,10 @@
 
     <tool_call>weather <arg_key>city</arg_key> <arg_value>Oslo</arg_value> </tool_call>
 
-Each argument is written as `aioserve.text.output_parsers.tagged` reads it: a string as it is, up to
-the tag behind it, and all else as JSON. Arguments come in the order of the schema. Where it names
-some, there are no others. What can't be told of a string without quotes is refused.
+Each argument is written as `aioserve.text.output_parsers.tagged` reads it. A string stands as it
+is, up to the tag after it, and any other value as JSON. Arguments come in the order of the schema.
+If it names some, there are no others. A schema of a string that can't be checked without quotes is
+refused.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OF_STRING = NOTES | {"type", "enum", "const", "minLength", "maxLength", "patter
 _NULLABLE = STRING | {"null"}
 _ESCAPES = {"/": r"\/", r"\d": "[0-9]", r"\D": "[^0-9]"}
 _ESCAPES |= {r"\w": "[A-Za-z0-9_]", r"\W": "[^A-Za-z0-9_]"}
-"""What differs in Lark from ECMA's expressions, where digits and words are of ASCII."""
+"""Expressions that differ in Lark from ECMA's, where digits and words are of ASCII."""
 _KEY = re.compile(r"[^<>\s](?:[^<>\n\r\t]*[^<>\s])?")
 
 
@@ -49,7 +50,7 @@ def tagged(rules: Rules, parser: type[TaggedParser]) -> None:
 
 
 def _members(values: _Values, name: str, schema: Mapping[str, Any]) -> str:
-    """Arguments of a function, with white space behind each."""
+    """Return the rules of a function's arguments, with white space after each."""
     if unknown := sorted(set(schema) - _OF_OBJECT - {*_DEFINITIONS}):
         raise _no_rule(f"{unknown[0]} beside properties", name)
     properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -69,7 +70,7 @@ def _members(values: _Values, name: str, schema: Mapping[str, Any]) -> str:
 
 
 class _Values:
-    """Rules of arguments, name and value each."""
+    """Rules of arguments, each with name and value."""
 
     def __init__(self, rules: Rules, parser: type[TaggedParser]) -> None:
         self._rules = rules
@@ -82,7 +83,7 @@ class _Values:
         )
 
     def rule(self, key: object, schema: object, root: Mapping[str, Any], function: str) -> str:
-        """An argument of that name, or of any that is None."""
+        """Return the rule of an argument of that name; None for any name."""
         if key is not None and not (
             isinstance(key, str) and len(key) <= MAX_WORD_CHARS and _KEY.fullmatch(key)
         ):
@@ -96,7 +97,7 @@ class _Values:
         return f"{named}{closes}{line} {self._value(schema, root, key, function)} WS?"
 
     def _value(self, schema: object, root: Mapping[str, Any], key: object, function: str) -> str:
-        """A value, and the tag behind it."""
+        """Return the rule of a value, and the tag after it."""
         bare = resolved(schema, root)
         if bare is True or bare is None or (isinstance(bare, dict) and not set(bare) - NOTES):
             return self._text("VALUE")
@@ -131,7 +132,7 @@ class _Values:
         return self._text(name)
 
     def _text(self, terminal: str) -> str:
-        """Text of a terminal, and the tag behind it."""
+        """Return the rule of a terminal's text, and the tag after it."""
         rule = f"closed_{terminal.lower()}"
         tag = self._parser.line + self._parser.value_closes
         self._rules.up_to(terminal, rule, tag, self._special)
@@ -152,7 +153,7 @@ class _Values:
 
     @property
     def _special(self) -> int | None:
-        """Id of the tag behind a value. Behind a line it would have to end the line first."""
+        """Id of the tag after a value. After a line it would have to end the line first."""
         closes = self._parser.value_closes
         return None if self._parser.line else self._rules.style.specials.get(closes)
 
@@ -160,7 +161,9 @@ class _Values:
 def _string_of(
     schema: object, types: frozenset[str], root: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
-    """The part of a schema that is about strings, which takes no other value than null."""
+    """Return the part of a schema that is about strings; None if it takes values beside these and
+    null.
+    """
     if not isinstance(schema, dict) or types not in (STRING, _NULLABLE):
         return None
     for keyword in ("anyOf", "oneOf"):
@@ -177,7 +180,9 @@ def _string_of(
 
 
 def _expression(pattern: object) -> str:
-    """A pattern, which matches anywhere in a string, as an expression that matches all of it."""
+    """Return an expression that matches all of a string, for a pattern that matches anywhere
+    in it.
+    """
     if not isinstance(pattern, str):
         raise refused("have patterns of type str where one is strict")
     starts, ends = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern)

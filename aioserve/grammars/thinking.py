@@ -1,8 +1,8 @@
-"""Ends the reasoning of a completion after so many tokens, by forcing what closes it.
+"""Ends the reasoning of a completion after so many tokens, by forcing the closing tag.
 
-It is a matcher like that of a grammar, over one or over none: what a token is followed by depends
-on the tokens before it alone. Knows how reasoning is told from content, by the parser that reads
-the completion. Must not know tools.
+It is a matcher like that of a grammar, with a grammar inside or with none. The next token depends
+only on the tokens before it. Knows how the parser of the completion tells reasoning from content.
+Must not know tools.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that each completion of a request may reason for. Thread-safe, as a grammar is."""
 
     num_tokens: int
-    """Without the tags."""
+    """Most tokens of reasoning, without the tags."""
     reasoning: ReasoningFormat
     opened: str
-    """What the prompt has written of the completion."""
+    """Text that the prompt has written of the completion."""
     shown: Mapping[int, str]
     """Special tokens that are part of the text."""
     tokenizer: Tokenizer
     num_logits: int
     grammar: CompiledGrammar | None = None
-    """What else holds the completions."""
+    """Grammar that also holds the completions; None without one."""
 
     @property
     def is_large(self) -> bool:
@@ -53,7 +53,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThinkingMatcher:
-    """Matcher of one completion; see `GrammarMatcher`, whose methods these are."""
+    """Matcher of one completion; see `GrammarMatcher`, which has the same methods."""
 
     def __init__(
         self, budget: ThinkingBudget, inner: GrammarMatcher | None, end_ids: Set[int]
@@ -73,7 +73,7 @@ class ThinkingMatcher:
         self._typed = TypedMarks(exact) if exact else None
         reader = budget.reasoning.reader(budget.opened)
         self._reader: ReasoningReader | HarmonyParser | None = reader
-        """None once the reasoning has ended."""
+        """Reader of the reasoning; None once that has ended."""
         self._look(reader)
 
     @property
@@ -86,7 +86,7 @@ class ThinkingMatcher:
 
     @property
     def argument(self) -> str:
-        """The parameter that says what may come next."""
+        """Parameter that decides what may come next."""
         return "thinking_token_budget" if self._closing else "structured_output"
 
     def accept(self, token_id: int) -> bool:
@@ -124,8 +124,10 @@ class ThinkingMatcher:
         return mask
 
     def behind(self, token_ids: Sequence[int]) -> list[npt.NDArray[np.int32]]:
-        """As `GrammarMatcher.behind`; while there is reasoning for as many of `token_ids` as can't
-        end it by its budget."""
+        """Return the masks that `allowed` would give after each of `token_ids`.
+
+        During reasoning it is for as many of `token_ids` as can't exceed the budget.
+        """
         if self._closing or self.has_ended:
             return []
         if self._reader is not None:
@@ -137,7 +139,7 @@ class ThinkingMatcher:
         return [np.full(self._num_words, -1, np.int32) for _ in range(count)]
 
     def _look(self, reader: ReasoningReader | HarmonyParser) -> None:
-        """Whether it is time to end the reasoning, or that has ended by itself."""
+        """See if it is time to end the reasoning, or if that has ended by itself."""
         if reader.has_ended:
             self._reader = None
         elif reader.is_inside and self._num_left <= 0:

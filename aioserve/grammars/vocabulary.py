@@ -1,11 +1,11 @@
-"""A tokenizer's vocabulary for llguidance: the bytes that each id adds to a completion.
+"""Vocabulary of a tokenizer for llguidance: the bytes that each id adds to a completion.
 
-They are taken from the same pieces that completions are put together of
-(`aioserve.text.token_bytes`), so the text that a grammar sees is the text that the caller gets.
-Special tokens add none, and are allowed only where a grammar names them.
+They are taken from the same pieces that completions are put together from
+(`aioserve.text.token_bytes`). So a grammar sees the text that the caller gets. Special tokens add
+none, and are allowed only where a grammar names them.
 
-Making a vocabulary takes a second or less for 150,000 tokens, nearly all of it in two calls of the
-library that hold the interpreter's lock: so a model has one, made when its engine starts.
+Making a vocabulary takes a second or less for 150,000 tokens. Nearly all of that is in two calls of
+the library that hold the interpreter's lock. So a model has one, made when its engine starts.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from aioserve.text.tokenizer import Tokenizer
 __all__ = ["SLICES", "Vocabulary", "llguidance"]
 
 _MARK = "\x02"
-"""A character that no vocabulary has in longer tokens."""
+"""Character that no vocabulary has in longer tokens."""
 
 SLICES = [r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]{1,30}']
-"""Texts of tokens that are sorted out beforehand, as a string may go on with any of them: without
-that, masks within strings take milliseconds. The library's own list has two more, for longer tokens
-and for spaces, which take as long to make and are hardly ever of use to our grammars."""
+"""Texts of tokens that are sorted out beforehand, as a string may go on with any of them.
+
+Without that, masks within strings take milliseconds. The library's own list has two more, for
+longer tokens and for spaces. These take as long to make and are hardly ever of use to our grammars.
+"""
 
 
 def llguidance() -> ModuleType:
-    """Import the library, which takes a fifth of a second: to be called on a thread."""
+    """Import the library, which takes a fifth of a second: call it on a thread."""
     import llguidance
 
     return llguidance
@@ -53,7 +55,9 @@ class Vocabulary:
         texts = [_bytes(pieces[token_id]) for token_id in range(size)]
         whole = llguidance().LLTokenizer(_Wrapped(tokenizer, texts), slices=[])
         self.library: Any = whole.with_slices(SLICES)
-        """llguidance's own object. Made in two calls, so that other threads come in between."""
+        """Object of llguidance. It is made in two calls, so that other threads can run in
+        between.
+        """
         self.not_first: npt.NDArray[np.int32] | None = None
         """Mask int32 `[num_words]` of ids whose text differs at the start of a completion, where
         the tokenizer drops a space; None if there are none."""
@@ -81,8 +85,10 @@ class Vocabulary:
 
 
 class _Wrapped:
-    """Tokenizer as `LLTokenizer` asks for one that isn't its own. Must not lead back to it: such a
-    circle would never be collected."""
+    """Tokenizer as `LLTokenizer` asks for one that isn't its own.
+
+    It must not lead back to that: such a circle would never be collected.
+    """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -103,11 +109,11 @@ class _Wrapped:
         return tokens
 
     def __call__(self, text: str) -> list[int]:
-        """Ids whose bytes are exactly those of `text`, as the tokenizer would write it."""
+        """Return ids whose bytes are exactly those of `text`, as the tokenizer would write it."""
         ids = self._tokenizer.encode_plain(text)
         if self._spells(ids, text):
             return ids
-        # One that puts a space before what it encodes does so before the mark.
+        # A tokenizer that puts a space before the text puts it before the mark.
         marked = self._tokenizer.encode_plain(_MARK + text)
         for start in range(1, min(len(marked), 4)):
             if self._spells(marked[start:], text):
