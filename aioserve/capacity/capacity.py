@@ -1,11 +1,13 @@
-"""The memory calculator: how many requests fit. Arithmetic alone, nothing is measured or loaded.
+"""Memory calculator: how many requests fit. It only calculates; nothing is measured or loaded.
 
-    memory of a GPU = its share of the weights + KV pages + what `memory_utilization` leaves free
+    memory of a GPU = its share of the weights + KV pages + the rest beyond `memory_utilization`
 
 Tensor parallelism gives every GPU a part of each matrix and of the KV heads, and so a part of each
 page. The latent vector of latent attention belongs to all heads, and each GPU keeps it. Layers with
-a window keep pages of that alone, as `aioserve.paging.layout` says. Requests are assumed to share
-nothing and to be as long as the context; a cached prefix only makes room for more.
+a window keep pages only of the window, as `aioserve.paging.layout` says.
+
+Requests are assumed to share nothing and to be as long as the context; a cached prefix only makes
+room for more.
 """
 
 from __future__ import annotations
@@ -56,13 +58,13 @@ class ContextCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one length."""
 
     context_tokens: int
-    """Prompt and answer together."""
+    """Tokens of prompt and answer together."""
     kv_bytes_per_request: int
-    """On all GPUs together; whole pages."""
+    """Bytes of KV on all GPUs together, in whole pages."""
     pages_per_request: int
-    """Once the request is whole: of layers with a window, the pages of the last window."""
+    """Pages once the request is complete: of layers with a window, the pages of the last window."""
     concurrent_requests: int
-    """How many requests of this length fit at the same time."""
+    """Number of requests of this length that fit at the same time."""
 
 
 class DraftMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,19 +76,18 @@ class DraftMemory(msgspec.Struct, frozen=True, kw_only=True):
     """`model`, or the kind of head: `eagle3`, `mtp` or `medusa`."""
     weight_bytes: int
     kv_bytes_per_token: int
-    """In all its layers, which keep every position."""
+    """Bytes of KV in all its layers, which keep every position."""
     num_kv_heads: int
-    """KV heads that the GPUs divide. Each GPU has at least one. 0: it keeps no keys and
-    values."""
+    """KV heads that the GPUs divide. Each GPU has at least one. 0: it keeps no keys and values."""
     state_bytes_per_token: int
     """Hidden states of the model's layers that a head reads. Each GPU has them."""
 
     def weight_bytes_on(self, num_gpus: int) -> int:
-        """Bytes on one of `num_gpus`."""
+        """Return the bytes on one of `num_gpus`."""
         return -(-self.weight_bytes // num_gpus)
 
     def bytes_per_page(self, page_size: int, num_gpus: int = 1) -> int:
-        """Bytes beside each page of the model, on one of `num_gpus`."""
+        """Return the bytes beside each page of the model, on one of `num_gpus`."""
         kv = self.kv_bytes_per_token
         if self.num_kv_heads:
             kv = kv // self.num_kv_heads * -(-self.num_kv_heads // num_gpus)
@@ -94,17 +95,19 @@ class DraftMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model's memory goes to. Bytes are in all, unless the name says per GPU."""
+    """Use of memory by a model. Bytes are a total, unless the name says per GPU."""
 
     model: str
     dtype: str
-    """Precision of the weights, one of `PRECISIONS`. Below 16 bits it is that of the layers'
-    matrices; embeddings, output head, norms and biases keep 16, as they mostly do in such
-    checkpoints. Where `weights` says more, that counts."""
+    """Precision of the weights, one of `PRECISIONS`.
+
+    Below 16 bits it is that of the layers' matrices. Embeddings, output head, norms and biases keep
+    16, as they mostly do in such checkpoints. If `weights` says more, that counts.
+    """
     kv_dtype: str
     """Format of the KV, one of `aioserve.paging.format.COUNTED_KV_FORMATS`."""
     weights: ModelWeights | None
-    """Weights by the formats of the files, where these are here and `dtype` wasn't given."""
+    """Weights by the formats of the files; None without files, or if `dtype` was given."""
     num_gpus: int
     gpu_memory_bytes: int
     """Memory of each GPU."""
@@ -117,33 +120,36 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     weight_bytes_per_gpu: int
     kv_bytes_per_token: int
-    """In all layers of all GPUs, while the token is in all windows."""
+    """Bytes of KV in all layers of all GPUs, while the token is in all windows."""
     kv_bytes_per_token_per_gpu: int
     page_bytes_per_gpu: int
-    """Bytes of the layers that share a page: all, or a group of them where some keep a window."""
+    """Bytes of the layers that share a page: all, or a group of them if some keep a window."""
     draft: DraftMemory | None
-    """What guesses for the model; its bytes are in none of the others."""
+    """Memory of the drafter, whose bytes are in none of the other fields; None without one."""
     num_window_groups: int
-    """Groups of layers whose pages leave with the window."""
+    """Groups of layers whose pages are freed when the window has passed."""
     window_tokens: int
     """Last positions that these keep; 0: there are none."""
     weights_fit: bool
     num_pages: int
-    """A page is spread over all GPUs, so each of them has as many."""
+    """Number of pages. A page is spread over all GPUs, so each of them has as many."""
     capacity_tokens: int
     """Tokens of one sequence, were it that long, whose KV the pages hold."""
     contexts: tuple[ContextCapacity, ...]
     fewest_gpus: int | None
-    """How many such GPUs hold the weights and one request of the longest context. None: no number
-    that divides the heads does."""
+    """Number of such GPUs that hold the weights and one request of the longest context.
+
+    None: no number that divides the heads does.
+    """
     refused: str
-    """Why the engine doesn't load the model; empty where it does."""
+    """Reason why the engine doesn't load the model; empty if it does."""
 
 
 def weight_bytes(count: ParameterCount, dtype: str, num_gpus: int = 1) -> int:
-    """Bytes on one of `num_gpus` that share the weights evenly. Norms and biases are on each.
+    """Return the bytes on one of `num_gpus` that share the weights evenly.
 
-    The scales of fp8 and int8, one a row of a matrix, are left out: less than 0.1 %.
+    Norms and biases are on each. The scales of fp8 and int8, one for each row of a matrix, are left
+    out: less than 0.1 %.
     """
     _check_choice("dtype", dtype, PRECISIONS)
     check("num_gpus", num_gpus, 1, MAX_DEVICES)
@@ -156,7 +162,7 @@ def weight_bytes(count: ParameterCount, dtype: str, num_gpus: int = 1) -> int:
 
 
 def kv_bytes_per_token(sizes: ModelSizes, dtype: str, num_gpus: int = 1) -> int:
-    """Keys and values of one token in all layers, on one of `num_gpus` that share the heads.
+    """Return the bytes of KV of one token in all layers, on one of `num_gpus` that share the heads.
 
     Raises `ConfigError` unless every GPU gets the same number of heads.
     """
@@ -165,7 +171,7 @@ def kv_bytes_per_token(sizes: ModelSizes, dtype: str, num_gpus: int = 1) -> int:
 
 
 def _layout(sizes: ModelSizes, dtype: str, num_gpus: int) -> KVLayout:
-    """On each of the GPUs. Raises as `kv_bytes_per_token`."""
+    """Return the layout on each of the GPUs. Raises like `kv_bytes_per_token`."""
     _check_choice("kv_dtype", dtype, tuple(COUNTED_KV_FORMATS))
     heads = sizes.shared_heads
     if type(num_gpus) is not int or not 1 <= num_gpus <= MAX_DEVICES or heads % num_gpus:
@@ -194,18 +200,23 @@ def capacity_of(
     page_size: int = 16,
     draft: DraftMemory | None = None,
 ) -> Capacity:
-    """What fits. `model` is a name for the result and for messages.
+    """Return how much fits. `model` is a name for the result and for messages.
 
-    dtype: "auto" is what config.json says, or bfloat16 where it says nothing.
-    weights: those in the model's files, which then take what an engine holds of them; None: they
-        take what `dtype` says. They aren't given beside a dtype.
-    on_cpu: whether it is a CPU that holds the weights.
-    kv_dtype: "auto" is `dtype`, or bfloat16 where that has fewer than 16 bits.
-    draft: what guesses for the model, beside which there is room for fewer pages.
-    contexts: in tokens. None given: 4K, 32K and 128K, or the model's longest in place of those
-        beyond it.
+    dtype: "auto" is what config.json says, or bfloat16 if it says nothing.
 
-    Raises `ConfigError` for a value outside its range, naming argument, value and limit.
+    weights: those in the model's files, which then take the memory that an engine needs for them.
+    None: they take what `dtype` says. They can't be given beside a dtype.
+
+    on_cpu: true if a CPU holds the weights.
+
+    kv_dtype: "auto" is `dtype`, or bfloat16 if that has fewer than 16 bits.
+
+    draft: memory of the drafter, which leaves room for fewer pages.
+
+    contexts: lengths in tokens. None given: 4K, 32K and 128K, or the model's longest in place of
+    those beyond it.
+
+    Raises `ConfigError` for a value outside its range, with argument, value and limit.
     """
     sizes = config if isinstance(config, ModelSizes) else ModelSizes.of(config)
     if weights is not None and dtype != "auto":
@@ -227,7 +238,7 @@ def capacity_of(
     lengths = _lengths(model, sizes, contexts)
 
     def draft_on(gpus: int) -> tuple[int, int]:
-        """Bytes of a draft's weights, and beside each page."""
+        """Return the bytes of a draft's weights, and those beside each page."""
         if draft is None:
             return 0, 0
         return draft.weight_bytes_on(gpus), draft.bytes_per_page(page_size, gpus)
@@ -279,7 +290,7 @@ def capacity_of(
 
 
 def _lengths(model: str, sizes: ModelSizes, contexts: Sequence[int]) -> list[int]:
-    """Each once, the shortest first."""
+    """Return each length once, the shortest first."""
     longest = sizes.max_position_embeddings
     lengths = tuple(islice(contexts, MAX_CONTEXTS + 1)) if isinstance(contexts, Sequence) else None
     if lengths is None or len(lengths) > MAX_CONTEXTS:
@@ -293,15 +304,16 @@ def _lengths(model: str, sizes: ModelSizes, contexts: Sequence[int]) -> list[int
 
 
 def _gpu_counts(sizes: ModelSizes) -> list[int]:
-    """Numbers that divide the heads, the smallest first; those beyond `MAX_DEVICES` are left
-    out."""
+    """Return the numbers that divide the heads, the smallest first, up to `MAX_DEVICES`."""
     heads = sizes.shared_heads
     return [count for count in range(1, min(heads, MAX_DEVICES) + 1) if heads % count == 0]
 
 
 def precisions(sizes: ModelSizes, dtype: str = "auto", kv_dtype: str = "auto") -> tuple[str, str]:
-    """Precision of weights and format of KV, where "auto" stands for what follows from the rest.
-    Raises `ConfigError` for others."""
+    """Return the precision of weights and the format of KV, with a value in place of "auto".
+
+    Raises `ConfigError` for others.
+    """
     _check_choice("dtype", dtype, ("auto", *PRECISIONS))
     _check_choice("kv_dtype", kv_dtype, ("auto", *COUNTED_KV_FORMATS))
     if dtype == "auto":

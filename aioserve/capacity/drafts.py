@@ -1,4 +1,4 @@
-"""What a draft model or a head takes beside the model that it guesses for."""
+"""Memory that a draft model or a head takes beside the model that it drafts for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ __all__ = ["memory_of_head", "memory_of_model"]
 
 
 def memory_of_model(name: str, target: ModelSizes) -> DraftMemory:
-    """The draft model that `name` stands for, as `read_sizes` has it, for a model of these sizes,
-    in the data type of its files or else of its config.json. Raises as `read_sizes` and
-    `read_weights` do, and `ConfigError` for one with another number of tokens."""
+    """Return the memory of the draft model `name`, for a model of these sizes.
+
+    The name is as in `read_sizes`, and the data type that of its files or else of its config.json.
+    Raises like `read_sizes` and `read_weights`, and `ConfigError` for a model with another number
+    of tokens.
+    """
     sizes = read_sizes(name)
     if sizes.vocab_size != target.vocab_size:
         raise ConfigError(
@@ -43,15 +46,18 @@ def memory_of_model(name: str, target: ModelSizes) -> DraftMemory:
 
 
 def memory_of_head(directory: str, target: ModelSizes) -> DraftMemory:
-    """The head in a directory, for a model of these sizes, whose data type it is computed in.
-    Raises `ModelError` for what is no head, or for one of another model or with other tensors than
-    its config.json says, as an engine does."""
+    """Return the memory of the head in a directory, for a model of these sizes.
+
+    It is computed in the data type of the model. Raises `ModelError` for a directory that is no
+    head. So does a head of another model, or one with other tensors than its config.json says, as
+    in an engine.
+    """
     read = ReadHead.of(directory)
     read.check(target)
     config = read.config
     with HeadTensors(read.path) as tensors:
         tensors.check(config)
-    # Where weights are rounded, activations have 16 bits.
+    # If weights are rounded, activations have 16 bits.
     dtype, kv_dtype = precisions(target)
     item_bytes = max(16, BITS[dtype]) // 8
     values = sum([math.prod(tensor.shape) for tensor in config.stored])

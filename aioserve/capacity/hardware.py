@@ -1,4 +1,4 @@
-"""What hardware can do, as its makers state it: enough for a roofline, and no more."""
+"""Speed and memory of hardware, as its makers state it: enough for a roofline, and no more."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ MAX_RATE = 1e24
 
 
 def check(name: str, value: Any, least: float, most: float) -> None:
-    """Raise `ConfigError` unless `value` is a number from `least` to `most`, and an int where these
-    are ints."""
+    """Raise `ConfigError` unless `value` is a number from `least` to `most`.
+
+    It must be an int if these are ints.
+    """
     whole = type(least) is int
     if type(value) is not int and (whole or type(value) is not float or math.isnan(value)):
         raise ConfigError(f"{name} must be {'an int' if whole else 'a number'}, got {shown(value)}")
@@ -43,7 +45,7 @@ class Hardware(msgspec.Struct, frozen=True):
     step_seconds: float
     """Fixed cost of one step: planning, launching, sampling. In the presets an assumption."""
     compute_efficiency: float = 0.6
-    """The part of the peak that matrix products reach. An assumption, like the next one."""
+    """Part of the peak that matrix products reach. An assumption, like the next one."""
     bandwidth_efficiency: float = 0.8
     num_devices: int = 1
     host_bytes_per_second: float = 32e9
@@ -59,9 +61,10 @@ class Hardware(msgspec.Struct, frozen=True):
         check("num_devices", self.num_devices, 1, MAX_DEVICES)
 
     def times(self, num_devices: int) -> Hardware:
-        """Hardware of `num_devices` such devices. What they send each other takes no time here.
+        """Return hardware of `num_devices` such devices.
 
-        Raises `ConfigError` for fewer than one, and for more than there may be.
+        The time in which they send each other data isn't counted. Raises `ConfigError` for fewer
+        than one, and for more than `MAX_DEVICES`.
         """
         check("num_devices", num_devices, 1, MAX_DEVICES)
         return msgspec.structs.replace(
@@ -92,7 +95,9 @@ PRESETS = {
 
 
 def hardware_preset(name: str) -> Hardware:
-    """The preset of that name. Raises `ConfigError` listing the names there are."""
+    """Return the preset of that name. Raises `ConfigError`, which lists the names, for
+    another one.
+    """
     if type(name) is not str or name not in PRESETS:
         raise ConfigError(f"no hardware {shown(name)}; there are: {', '.join(PRESETS)}")
     return PRESETS[name]

@@ -1,6 +1,6 @@
-"""Decoders by name: well-known shapes as presets, others from their config.json. No weights needed.
+"""Decoders by name: well-known shapes as presets, others from their config.json.
 
-What a model is made of is read here; `sizes` counts it.
+No weights are needed. This module reads what a model is made of; `sizes` counts it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ MAX_SIZE = 1 << 100
 
 
 class ExpertsShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Mixtures of experts of one kind, in some layers of a decoder. Raises `ConfigError` for what
-    is no count."""
+    """Mixtures of experts of one kind, in some layers of a decoder.
+
+    Raises `ConfigError` for a value that is no count.
+    """
 
     num_layers: int
     """Layers with such a mixture."""
     num_experts: int
-    """Experts of each, those left out that all tokens share."""
+    """Experts of each, without those that all tokens share."""
     experts_per_token: int
     expert_params: int
     """Weights of one expert in one layer."""
@@ -51,20 +53,25 @@ class ExpertsShape(msgspec.Struct, frozen=True, kw_only=True):
         check("experts_per_token", self.experts_per_token, 1, self.num_experts)
 
     def num_read(self, num_tokens: int) -> float:
-        """Experts of one layer that a step of so many tokens reads, on average: of n experts, each
-        token is sent to k, all of which are as likely, so that one is left out by all T tokens with
-        a probability of (1 - k/n)^T."""
+        """Return how many experts of one layer a step of so many tokens reads, on average.
+
+        Of n experts, each token is sent to k, and all are as likely. So all T tokens leave one out
+        with a probability of (1 - k/n)^T.
+        """
         left_out = 1 - self.experts_per_token / self.num_experts
         return self.num_experts * (1 - left_out**num_tokens)
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cost of a decoder's step depends on. Raises `ConfigError` for what is no count."""
+    """Sizes that the cost of a decoder's step depends on.
+
+    Raises `ConfigError` for a value that is no count.
+    """
 
     layer_params: int
     """Weights of the layers that a token is multiplied with."""
     head_params: int
-    """Weights of the output head: tokens that are sampled from are."""
+    """Weights of the output head, for the tokens that a step samples from."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -73,14 +80,16 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a weight."""
     kv_format: KVFormat = KV_FORMATS["bfloat16"]
     step_weight_bytes: int | None = None
-    """Bytes of weights that every step reads, experts left out; None: `bytes_per_value` of each."""
+    """Bytes of weights that every step reads, without experts; None: `bytes_per_value` of each."""
     latent_rank: int = 0
-    """Numbers of the one row of `head_dim` numbers that a token leaves in a layer which are its
-    value too; 0: tokens leave keys and values."""
+    """Numbers of the row that a token leaves in a layer which are its value too.
+
+    The row has `head_dim` numbers. 0: tokens leave keys and values.
+    """
     experts: tuple[ExpertsShape, ...] = ()
-    """Mixtures of experts: of those experts, steps read the ones that their tokens are sent to."""
+    """Mixtures of experts: steps read only the experts that their tokens are sent to."""
     windows: tuple[int, ...] = ()
-    """Last positions that a token sees, its own included, in each layer that doesn't see all."""
+    """Last positions that a token sees, including its own, in each layer that doesn't see all."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -99,7 +108,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, config: DecoderConfig) -> ModelShape:
-        """The shape of a decoder in its own precision, or in bfloat16 where it doesn't tell."""
+        """Return the shape of a decoder in its own precision, or in bfloat16 if that isn't
+        known.
+        """
         count = count_parameters(config)
         windows = [layer.mixer.window for layer in config.layers]
         mixtures = Counter(
@@ -129,8 +140,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_weight_bytes(self, step_bytes: int, expert_bytes: int) -> ModelShape:
-        """The same with weights that are so many bytes, and of these so many of experts: each kind
-        has its part of them by its parameters."""
+        """Return the same with weights of `step_bytes`, of which experts have `expert_bytes`.
+
+        Each kind has its part of them by its parameters.
+        """
         params = sum(one.num_layers * one.num_experts * one.expert_params for one in self.experts)
         experts = [
             msgspec.structs.replace(
@@ -143,8 +156,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def weight_bytes(self, num_tokens: int) -> int:
-        """Bytes of weights that a step of so many tokens reads: of experts, those that it reads on
-        average."""
+        """Return the bytes of weights that a step of so many tokens reads.
+
+        Of experts, they are those that it reads on average.
+        """
         size = self.bytes_per_value
         num_bytes = self.step_weight_bytes
         if num_bytes is None:
@@ -161,7 +176,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values, or latents, of one token in all layers."""
+        """Bytes of keys and values, or latents, of one token in all layers."""
         latent = self.latent_rank > 0
         entry = KVEntry(self.kv_format, self.num_kv_heads, self.head_dim, latent)
         return self.num_layers * entry.num_bytes
@@ -180,7 +195,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_layers(name: str, value: Any, num_layers: int) -> None:
-    """Raise `ConfigError` for what doesn't describe some of so many layers."""
+    """Raise `ConfigError` for a value that doesn't describe some of so many layers."""
     if type(value) is not tuple or len(value) > num_layers:
         raise ConfigError(f"{name} must be a tuple of at most num_layers, got {shown(value)}")
     for one in value:
@@ -195,19 +210,21 @@ def _check_layers(name: str, value: Any, num_layers: int) -> None:
 
 
 def read_model(name: str, *, read_as: str | None = None) -> DecoderConfig:
-    """The decoder that `name` stands for: a preset, a config.json file, or whatever `resolve` finds
-    (a directory, an embedded model, a hub id in the local cache).
+    """Return the decoder that `name` stands for.
 
-    A directory that has the name of a preset is reached with a "./" before it. `read_as` is as in
-    `DecoderConfig.from_dict`. Raises `ModelError`.
+    It is a preset, a config.json file, or whatever `resolve` finds (a directory, an embedded model,
+    a hub id in the local cache). A directory that has the name of a preset needs a "./" before it.
+    `read_as` is as in `DecoderConfig.from_dict`. Raises `ModelError`.
     """
     values, source = _config_of(name)
     return DecoderConfig.from_dict(values, source=source, read_as=read_as)
 
 
 def read_sizes(name: str) -> ModelSizes:
-    """Sizes of the model that `name` stands for, as in `read_model`, or of one that the engine
-    refuses but whose config.json says enough. Raises `ModelError` for all others."""
+    """Return the sizes of the model that `name` stands for, as in `read_model`.
+
+    The engine may refuse it if its config.json says enough. Raises `ModelError` for all others.
+    """
     values, source = _config_of(name)
     try:
         return ModelSizes.of(DecoderConfig.from_dict(values, source=source))
@@ -216,7 +233,7 @@ def read_sizes(name: str) -> ModelSizes:
 
 
 def _config_of(name: str) -> tuple[Mapping[str, Any], str]:
-    """What a model's config.json says, and its name in messages."""
+    """Return the content of a model's config.json, and its name in messages."""
     if (given := plain_str(name)) is None:
         raise ModelNotFoundError(f"a model must be named by a str, got {shown(name)}")
     name = given
@@ -289,5 +306,4 @@ PRESETS: dict[str, dict[str, Any]] = {
     "qwen3-14b": _qwen3(5120, 17_408, 40, 40, tied=False),
     "qwen3-32b": _qwen3(5120, 25_600, 64, 64, tied=False),
 }
-"""As the config.json of each would say it. The rotary embedding, which has no weights, is left
-out."""
+"""Presets as their config.json has them, without the rotary embedding, which has no weights."""

@@ -1,8 +1,8 @@
-"""What the memory of a model depends on, also of models that the engine refuses to load.
+"""Sizes that the memory of a model depends on, also for models that the engine refuses to load.
 
 A decoder that is served is described tensor by tensor. One that isn't (a mixture, a quantised
-checkpoint, latent attention) says enough in its config.json to be counted all the same: norms and
-biases of its own, which are less than a thousandth, are left out.
+checkpoint, latent attention) says enough in its config.json to be counted anyway. Norms and biases
+of its own, which are less than a thousandth, are left out.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ from aioserve.paging.layout import KVLayout, LayerKV, kv_layout
 __all__ = ["ModelSizes", "ParameterCount", "count_expert", "count_idle", "count_parameters"]
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
-"""Where models that see or hear say what their text decoder is."""
+"""Names under which models that see or hear describe their text decoder."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 ACTIVE_COUNTS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token")
 WITH_KV = ("full_attention", "sliding_attention", "chunked_attention")
-"""What `layer_types` may say of layers that keep keys and values of each token."""
+"""Values in `layer_types` of layers that keep keys and values of each token."""
 
 
 class ParameterCount(msgspec.Struct, frozen=True):
-    """How many numbers a decoder's weights are, by how they are treated."""
+    """Number of a decoder's weights, by how they are treated."""
 
     embeddings: int
-    """Token embedding, learned positions, and the output head where it isn't the embedding."""
+    """Token embedding, learned positions, and the output head if it isn't the embedding."""
     matrices: int
-    """Parameters of the layers' linear projections: what quantisation shrinks, and what every token
-    is multiplied with."""
+    """Parameters of the layers' linear projections.
+
+    Quantisation shrinks these, and every token is multiplied with them.
+    """
     vectors: int
     """Norms and biases."""
 
@@ -51,31 +53,32 @@ class ParameterCount(msgspec.Struct, frozen=True):
 
 
 class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """What memory is for."""
+    """Sizes that need memory."""
 
     parameters: ParameterCount
     hidden_size: int
     """Numbers of a hidden state."""
     vocab_size: int
     has_head: bool = True
-    """Whether it makes tokens."""
+    """True if it makes tokens."""
     num_active_parameters: int
     """Parameters that compute one token: in a mixture, those of the experts that it is sent to."""
     num_query_heads: int
     num_kv_heads: int
     """KV heads. Latent attention has one."""
     key_dim: int
-    """Numbers of a head's key, and as many of its value; of the latent vector that stands for
-    both."""
+    """Numbers of a head's key, and as many of its value; of the latent vector for both."""
     is_latent: bool = False
     windows: tuple[int, ...]
     """Last positions that a token sees in each layer; 0: all."""
     max_position_embeddings: int
     dtype: str | None
-    """Data type of the weights in files: float32, bfloat16, float16, fp8, int8 or int4. None where
-    the configuration names none."""
+    """Data type of the weights in files: float32, bfloat16, float16, fp8, int8 or int4.
+
+    None: the configuration names none.
+    """
     refused: str = ""
-    """Why the engine doesn't load it."""
+    """Reason why the engine doesn't load it; empty if it does."""
 
     @property
     def num_layers(self) -> int:
@@ -83,27 +86,34 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_values_per_token(self) -> int:
-        """In all layers and heads."""
+        """Numbers of KV of a token, in all layers and heads."""
         return self.num_layers * self.num_kv_heads * self.key_dim * (1 if self.is_latent else 2)
 
     @property
     def shared_heads(self) -> int:
-        """Heads that several GPUs divide among them: KV heads, or the query heads of latent
-        attention, whose one latent vector each GPU keeps."""
+        """Heads that several GPUs divide among them.
+
+        They are KV heads, or the query heads of latent attention, whose one latent vector each GPU
+        keeps.
+        """
         return self.num_query_heads if self.is_latent else self.num_kv_heads
 
     def up_to(self, max_model_len: int) -> ModelSizes:
-        """The same for contexts of at most so many tokens, which KV pages are then laid out for."""
+        """Return the same for contexts of at most so many tokens, which KV pages are then laid out
+        for.
+        """
         return msgspec.structs.replace(self, max_position_embeddings=max_model_len)
 
     def entry(self, kv_format: KVFormat, num_gpus: int = 1) -> KVEntry:
-        """KV of one token in one layer, on each GPU, in this format."""
+        """Return the KV of one token in one layer, on each GPU, in this format."""
         heads = self.num_kv_heads if self.is_latent else self.num_kv_heads // num_gpus
         return KVEntry(kv_format, heads, self.key_dim, self.is_latent)
 
     def layout(self, kv_format: KVFormat, num_gpus: int = 1) -> KVLayout:
-        """Layers that share a KV page on each GPU, in this format, for contexts as long as the
-        model's."""
+        """Return the layers that share a KV page on each GPU, in this format.
+
+        Contexts are as long as the model's.
+        """
         entry = self.entry(kv_format, num_gpus)
         layers = [LayerKV(entry, window) for window in self.windows]
         return kv_layout(layers, self.max_position_embeddings)
@@ -131,8 +141,11 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     def of_refused(
         cls, config: Mapping[str, Any], source: str, refusal: UnsupportedModelError
     ) -> ModelSizes:
-        """Sizes from a config.json. Raises the refusal where that says too little, and for what
-        isn't a decoder with keys and values in every layer."""
+        """Return sizes from a config.json.
+
+        Raises the refusal if that says too little, and for a model that isn't a decoder with keys
+        and values in every layer.
+        """
         fields = Fields(config, source)
         if config.get("is_encoder_decoder") is True:
             raise refusal
@@ -149,7 +162,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_parameters(config: DecoderConfig) -> ParameterCount:
-    """Counts the tensors of a checkpoint of `config`; tied embeddings count once."""
+    """Count the tensors of a checkpoint of `config`; tied embeddings count once."""
     embeddings = math.prod(config.embedding.shape)
     if config.positions is not None:
         embeddings += math.prod(config.positions.shape)
@@ -165,8 +178,7 @@ def count_parameters(config: DecoderConfig) -> ParameterCount:
 
 
 def count_idle(config: DecoderConfig) -> int:
-    """Parameters that one token isn't multiplied with: those of the experts that it isn't sent
-    to."""
+    """Return the parameters of the experts that one token isn't sent to."""
     return sum(
         count_expert(mixture) * (mixture.routing.experts - mixture.routing.top_k)
         for mixture in parts_of(config.layers, Experts)
@@ -174,7 +186,7 @@ def count_idle(config: DecoderConfig) -> int:
 
 
 def count_expert(mixture: Experts) -> int:
-    """Parameters of one expert of a mixture, all of which have as many."""
+    """Return the parameters of one expert of a mixture, all of which have as many."""
     return sum(math.prod(one.shape) for one in parts_of(mixture.experts[0], Tensor))
 
 
@@ -201,7 +213,7 @@ def _sizes(text: Fields, dtype: str | None, refusal: str) -> ModelSizes:
         num_kv_heads=num_kv_heads,
         key_dim=key_dim,
         is_latent=text.has("kv_lora_rank"),
-        # Kept in full: which layers see a window says the family, and none reads this file.
+        # All are kept: only the family knows which layers see a window, and none reads this file.
         windows=(0,) * num_layers,
         max_position_embeddings=text.integer("max_position_embeddings", least=LEAST_POSITIONS),
         dtype=dtype,
@@ -210,7 +222,9 @@ def _sizes(text: Fields, dtype: str | None, refusal: str) -> ModelSizes:
 
 
 def _attention(text: Fields, hidden: int, heads: int) -> tuple[int, int, int]:
-    """Weights of a layer's attention, KV heads, and numbers of a key or of the latent vector."""
+    """Return the weights of a layer's attention, KV heads, and numbers of a key or latent
+    vector.
+    """
     if text.has("kv_lora_rank"):
         latent, rope = text.integer("kv_lora_rank"), text.integer("qk_rope_head_dim")
         plain, value = text.integer("qk_nope_head_dim"), text.integer("v_head_dim")
@@ -228,8 +242,10 @@ def _attention(text: Fields, hidden: int, heads: int) -> tuple[int, int, int]:
 
 
 def _feed_forwards(text: Fields, hidden: int, num_layers: int) -> tuple[int, int, int]:
-    """Weights of all dense feed-forwards, of all mixtures, and of the latter those that a token is
-    multiplied with."""
+    """Return the weights of all dense feed-forwards, of all mixtures, and of the active experts.
+
+    The last number is that of the weights of mixtures that a token is multiplied with.
+    """
     count = _first(text, EXPERT_COUNTS)
     inner = text.integer("intermediate_size", 0 if count else None, least=0)
     if not count:
@@ -249,7 +265,7 @@ def _feed_forwards(text: Fields, hidden: int, num_layers: int) -> tuple[int, int
 
 
 def _num_dense(text: Fields, num_layers: int) -> int:
-    """Layers of a mixture that have no experts."""
+    """Return the number of layers of a mixture that have no experts."""
     first = text.integer("first_k_dense_replace", 0, least=0)
     every = text.integer("decoder_sparse_step", text.integer("moe_layer_freq", 1))
     dense = text.token_ids("mlp_only_layers")
@@ -260,12 +276,15 @@ def _num_dense(text: Fields, num_layers: int) -> int:
 
 
 def _first(text: Fields, names: tuple[str, ...]) -> int:
-    """The first of these counts that is given, or 0."""
+    """Return the first of these counts that is given, or 0."""
     return next((text.integer(name, least=0) for name in names if text.has(name)), 0)
 
 
 def _dtype(config: Fields, text: Fields, refusal: UnsupportedModelError) -> str | None:
-    """Precision of the matrices. Raises the refusal for a quantisation that says no bits."""
+    """Return the precision of the matrices.
+
+    Raises the refusal for a quantisation that doesn't give its bits.
+    """
     said = next((each for each in (config, text) if each.has("quantization_config")), None)
     if said is not None:
         return _quantised(said, refusal)

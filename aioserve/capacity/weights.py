@@ -1,4 +1,4 @@
-"""What the weights of a model take whose files are here, by the formats that they are stored in.
+"""Memory that the weights of a model take whose files are here, by the formats in the files.
 
 Files are opened, and single rows of their weights read; nothing is loaded.
 """
@@ -31,21 +31,21 @@ class ModelWeights(msgspec.Struct, frozen=True, kw_only=True):
     on_gpu: WeightMemory
 
     def on(self, cpu: bool) -> WeightMemory:
-        """Memory on a CPU, or on a GPU."""
+        """Return the memory on a CPU, or on a GPU."""
         return self.on_cpu if cpu else self.on_gpu
 
     @property
     def are_quantised(self) -> bool:
-        """Whether some aren't plain floats."""
+        """True if some aren't plain floats."""
         return not all(one.format in PLAIN.values() for one in self.on_cpu.formats)
 
 
 def read_weights(name: str, quantization: str | None = None) -> ModelWeights | None:
-    """The weights of the model that `name` stands for, as in `read_model`; None for a preset, a
-    config.json and a model whose weights aren't here or that the engine refuses.
+    """Return the weights of the model that `name` stands for, as in `read_model`.
 
-    quantization: "int8", "int4" or "fp8", as of an engine. Raises `ModelError` for files that can't
-    be read, and `ConfigError` for another method, and where there are no weights to be quantised.
+    None: it is a preset or a config.json, its weights aren't here, or the engine refuses it. As for
+    an engine, `quantization` is "int8", "int4" or "fp8". Raises `ModelError` for files that can't
+    be read, and `ConfigError` for another method, or if there are no weights to quantise.
     """
     methods = get_args(Quantization)
     if quantization is not None and quantization not in methods:
@@ -74,12 +74,12 @@ def read_weights(name: str, quantization: str | None = None) -> ModelWeights | N
 
 
 def weights_of(files: ModelFiles, quantization: str | None = None) -> ModelWeights:
-    """As `read_weights`, of a model in files. Raises as `WeightReading` does."""
+    """Return the same as `read_weights`, for a model in files. Raises like `WeightReading`."""
 
     def held(formats: ComputedFormats) -> WeightMemory:
         with WeightReading(files, formats=formats, quantization=quantization) as reading:
             return reading.expected_memory
 
-    # Sizes that GPUs have no kernels for take as much there.
+    # Sizes that GPUs have no kernels for need as much memory there.
     any_sizes = msgspec.structs.replace(CUDA, attention=None)
     return ModelWeights(on_cpu=held(NATIVE), on_gpu=held(any_sizes))
