@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from aioserve.config import EngineConfig
+from aioserve.errors import ConfigError
 from aioserve.unsupported import NOT_THERE, not_there
 
 ROOT = Path(__file__).parents[2]
@@ -62,3 +64,9 @@ def test_one_page_lists_the_extras_of_users() -> None:
 def test_installs_without_a_card_name_the_index_of_cpu_builds(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     assert "https://download.pytorch.org/whl/cpu" in text
+
+
+@pytest.mark.parametrize("device", ["mps", "vulkan", "webgpu", "tpu", "rocm", "xpu"])
+def test_hardware_that_a_page_calls_refused_is_refused_by_name(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device must be one of .* got '{device}'"):
+        EngineConfig(device=device)
