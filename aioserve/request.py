@@ -82,11 +82,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Position, at least 1, of the first token of the prompt whose log-probability is wanted."""
     pooled: range | None = None
     """Positions of the prompt whose hidden states are to be summed: at least one, with step 1."""
-    beam_from: int | None = None
-    """Position from which the prompt's tokens, possibly none, are a beam; None: no beam. Edits of
-    logits see these tokens as the answer's. Log-probabilities of the next token are reported after
-    the edits.
-    """
+    answer_from: int | None = None
+    """Position where the answer begins, at most `prompt_tokens`. The prompt's tokens from there on,
+    maybe none, are the answer's to all that counts its tokens or goes by them. None: all of the
+    prompt comes before the answer."""
+    edits_logprobs: bool = False
+    """True for a beam. Parameters change log-probabilities in place of logits, and the next token's
+    are told as they are afterwards."""
     answers: bool = True
     """False if only something of the prompt is wanted, and no token of an answer."""
     max_draft_tokens: int = 0
@@ -109,8 +111,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return len(self.prompt_ids)
 
     @property
+    def num_before_answer(self) -> int:
+        """Tokens of the prompt before the answer begins."""
+        return len(self.prompt_ids) if self.answer_from is None else self.answer_from
+
+    @property
+    def begun_ids(self) -> npt.NDArray[np.int32]:
+        """Tokens of the prompt with which the answer begins, int32, maybe none."""
+        return self.prompt_ids[self.num_before_answer :]
+
+    @property
     def max_tokens(self) -> int:
-        """Most tokens that each answer may have."""
+        """Most tokens that each answer may have behind the prompt."""
         return self.max_length - len(self.prompt_ids)
 
     @property

@@ -24,8 +24,9 @@ transformers' `generate` with `num_beams` and without sampling (`generation/util
 A stop string ends a beam with the token that completes it. An assembler of the beam's own text
 finds that token, as in every other answer.
 
-Penalties and all other edits of logits change the log-probabilities of each beam's next token where
-these are computed. A round says where the beam begins in its prompt (`Request.beam_from`).
+Penalties and all else that changes logits change the log-probabilities of each beam's next token,
+where they are computed: a round says where in its prompt the beam begins (`Request.answer_from`),
+and is told the most likely tokens after that.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class _Rounds:
         self._engine = engine
         self._params = params
         self._options = options
-        self._beam_from: int | None = None
+        self._answer_from: int | None = None
         """Number of prompt tokens, once the prompt is encoded."""
         self._loop = asyncio.get_running_loop()
         self._ends_at = None if seconds is None else self._loop.time() + seconds
@@ -209,9 +210,13 @@ class _Rounds:
 
     def _fields(self, prompt_tokens: int) -> dict[str, Any]:
         """Fields of a request for one token. The prompt of the first round is the search's own."""
-        if self._beam_from is None:
-            self._beam_from = prompt_tokens
-        return {"beam_from": self._beam_from, "max_length": prompt_tokens + 1}
+        if self._answer_from is None:
+            self._answer_from = prompt_tokens
+        return {
+            "answer_from": self._answer_from,
+            "edits_logprobs": True,
+            "max_length": prompt_tokens + 1,
+        }
 
 
 class RunningBeam(msgspec.Struct, frozen=True):

@@ -132,8 +132,9 @@ class Delivery:
             self.fail(sample.request, failed.with_cause(error))
             return False
         index = sample.num_delivered
+        place = sample.mailbox.first_index + index
         marks = assembler.marks_in(text) if assembler.shown else ()
-        sample.mailbox.put(Token(token_id, text, index, sample.index, logprobs, marks))
+        sample.mailbox.put(Token(token_id, text, place, sample.index, logprobs, marks))
         if index == 0:
             self._table.begin(sample.request)
         sample.num_delivered = index + 1

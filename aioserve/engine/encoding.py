@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.engine.begun import BegunAnswer
 from aioserve.engine.prompts import ContinuedPrompt, PredictedPrompt, too_long
 from aioserve.engine.truncation import TruncatedPrompt
 from aioserve.errors import (
@@ -149,12 +150,13 @@ class Encoder:
         self.tokenizer_for(argument)
 
     def encode(self, prompt: Any) -> list[int] | npt.NDArray[np.int32]:
-        """Return the token ids of a prompt of any kind; ids are returned as they are.
-
-        Runs on any thread, for as long as it takes.
-        """
+        """Token ids of a text, also a bare one, of a `Conversation`, or of what goes on behind one;
+        ids are their own, and a completion that was begun has some. On any thread, for as long as
+        it takes."""
         if isinstance(prompt, np.ndarray):
             return prompt
+        if isinstance(prompt, BegunAnswer):
+            return prompt.encode()
         if isinstance(prompt, PredictedPrompt):
             prompt.predicted_ids = self._prediction_ids(prompt.prediction)
             return self.encode(prompt.prompt)

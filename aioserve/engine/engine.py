@@ -21,6 +21,7 @@ from aioserve.engine.beam_search import beam_search
 from aioserve.engine.chat import ChatFormat, ChatStream
 from aioserve.engine.engine_arguments import DEFAULT_MODEL, EngineArguments, takes_arguments
 from aioserve.engine.facts import EngineFacts
+from aioserve.engine.forking import Forker
 from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.misuse import EnteredByAsync
 from aioserve.engine.options import (
@@ -91,6 +92,7 @@ class Engine(EngineFacts, EnteredByAsync):
         arguments = EngineArguments(model, **options)
         lifecycle = EngineLifecycle(arguments.config, arguments)
         super().__init__(lifecycle.config, lifecycle)
+        self._forked = Forker(lifecycle)
 
     # -- lifecycle
 
@@ -181,7 +183,8 @@ class Engine(EngineFacts, EnteredByAsync):
         the first read of the stream instead.
         """
         check_names(self.stream, options, StreamOptions)
-        return TokenStream(self._lifecycle.usable().intake.submit(prompt, params, **options))
+        submitted = self._lifecycle.usable().intake.submit(prompt, params, **options)
+        return TokenStream(submitted, self._forked)
 
     # Python keeps all overloads forever, and with them this module and everything it holds.
     if TYPE_CHECKING:

@@ -74,7 +74,7 @@ class GrammarGuides:
         if request is None:
             return
         sample.constrained = ConstrainedCompletion(request.prompt_tokens, grammar.is_large)
-        begin = partial(_begin, sample, grammar, request.end_ids)
+        begin = partial(_begin, sample, grammar, request.end_ids, request.begun_ids.tolist())
         self._call(grammar.is_large, {sample: 0}, begin)
 
     def note(self, sample: LiveSample, token_id: int) -> None:
@@ -216,10 +216,23 @@ def _is_large(sample: LiveSample) -> bool:
     return sample.constrained is not None and sample.constrained.is_large
 
 
-def _begin(sample: LiveSample, grammar: Grammar, end_ids: frozenset[int]) -> list[Guide]:
-    """Make the matcher of a completion. Its first token is always drawn, even if it is forced."""
-    sample.matcher = grammar.matcher(end_ids)
-    return [_next(sample.matcher, LookAhead.NO)]
+def _begin(
+    sample: LiveSample, grammar: Grammar, end_ids: frozenset[int], begun_ids: Sequence[int]
+) -> list[Guide]:
+    """Tell of the first token behind those that the completion was begun with. It is sampled,
+    whatever it must be."""
+    sample.matcher = matcher = grammar.matcher(end_ids)
+    for place, token_id in enumerate(begun_ids, 1):
+        if not matcher.accept(token_id):
+            if matcher.error is not None:
+                return [Guide((), None, _not_further(matcher.error))]
+            error = InvalidSamplingError(
+                f"{matcher.argument} doesn't allow token {token_id} at place {place} of the "
+                "completion that is forked",
+                argument=matcher.argument,
+            )
+            return [Guide((), None, error)]
+    return [_next(matcher, LookAhead.NO)]
 
 
 def _bring_behind(masks: LateMasks, row: int, matcher: Matcher, guesses: Sequence[int]) -> None:

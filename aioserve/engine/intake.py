@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from aioserve.arguments import Rule, check, counted, name, optional, plain_str, shown
 from aioserve.config import EngineConfig
+from aioserve.engine.begun import BegunAnswer, Origin
 from aioserve.engine.chat import ChatFormat
 from aioserve.engine.compiling import Compiled, GrammarCompiler
 from aioserve.engine.core import CoreLoop
@@ -86,6 +87,8 @@ class _Checked(msgspec.Struct, frozen=True):
     """Format of the reasoning that has a budget."""
     predicted: PredictedPrompt | None = None
     """Prompt of a request with a predicted answer."""
+    begun: BegunAnswer | None = None
+    """The prompt and the tokens so far, where another request began the answer."""
 
 
 class Intake:
@@ -114,7 +117,7 @@ class Intake:
 
     def submit(
         self,
-        prompt: Prompt | ContinuedPrompt,
+        prompt: Prompt | ContinuedPrompt | BegunAnswer,
         params: SamplingParams | None,
         request_id: str | None = None,
         cache_salt: str | None = None,
@@ -123,12 +126,10 @@ class Intake:
         prompt_fields: PromptFields | None = None,
         **options: Any,
     ) -> Mailbox:
-        """Check and queue a request.
-
-        `chat_format` reads completions of messages. `prompt_fields` is for requests that want
-        something of the prompt. `options` are the others of `StreamOptions`. A `ContinuedPrompt` is
-        already checked. Raises what `Engine.stream` does, and then changes nothing.
-        """
+        """Check and queue a request. `chat_format` is how completions of messages are read,
+        `prompt_fields` what is wanted of the prompt; `options` are the others of
+        `StreamOptions`. A `ContinuedPrompt` or a `BegunAnswer` was checked. Raises what
+        `Engine.stream` says, and has then changed nothing."""
         if self._asking:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
@@ -145,7 +146,8 @@ class Intake:
             {name: value for name, value in options.items() if name not in TRUNCATION_DEFAULTS}
         )
         self._check_count_waiting()
-        if isinstance(prompt, ContinuedPrompt):
+        begun = prompt if isinstance(prompt, BegunAnswer) else None
+        if isinstance(prompt, ContinuedPrompt | BegunAnswer):
             text_or_ids = prompt
         else:
             text_or_ids = self.checked_prompt(prompt, chat, truncation)
@@ -177,11 +179,27 @@ class Intake:
             "logits_processors": processors,
             "hints": hints,
         }
-        if self._model.script is not None:
+        if begun is not None:
+            begun.assembler = TextAssembler(
+                self._model.tokenizer, params, stops=self._params.stops(params)
+            )
+            fields["answer_from"], fields["script"] = len(begun.prompt_ids), begun.script
+        elif self._model.script is not None:
             parser = None if chat_format is None else chat_format.tool_parser
             asked = Asked(text_or_ids, params, prompt_fields is None, parser)
             fields["script"] = self._model.script(asked)
-        checked = _Checked(live, params, fields, chat_format, prompt_fields, truncation, thinks_in)
+        if chat_format is None and prompt_fields is None:
+            live.mailbox.origin = Origin(
+                params=params,
+                seed=fields["seed"],
+                cache_salt=salt,
+                hints=hints,
+                script=fields.get("script"),
+                answer_from=fields.get("answer_from"),
+            )
+        checked = _Checked(
+            live, params, fields, chat_format, prompt_fields, truncation, thinks_in, begun=begun
+        )
         self._core.table.enter(live, num_tokens)
         self._core.delivery.watch_deadline(live, hints.deadline_seconds)
         try:
@@ -342,7 +360,7 @@ class Intake:
     def _encode(
         self,
         checked: _Checked,
-        prompt: str | Conversation | npt.NDArray[np.int32] | ContinuedPrompt,
+        prompt: str | Conversation | npt.NDArray[np.int32] | ContinuedPrompt | BegunAnswer,
         num_chars: int,
     ) -> None:
         prediction = checked.params.prediction
@@ -378,9 +396,10 @@ class Intake:
 
     def _queue(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
         chat_format, output = checked.chat_format, checked.params.structured_output
+        prompt_ids = ids if checked.begun is None else checked.begun.prompt_ids
         for each in (chat_format, checked.thinks_in):
             if each is not None:
-                each.prompt_is(ids, self._model.tokenizer)
+                each.prompt_is(prompt_ids, self._model.tokenizer)
         if chat_format is not None:
             output = chat_format.output() or output
         if output is None:
@@ -413,7 +432,8 @@ class Intake:
         live.mailbox.prompt_ids = ids
         most = limits.max_model_len
         if params.max_tokens is not None:
-            most = min(most, len(ids) + params.max_tokens)
+            before = len(ids) if checked.begun is None else len(checked.begun.prompt_ids)
+            most = min(most, before + params.max_tokens)
         fields: dict[str, Any] = {"max_length": most, **checked.fields}
         if checked.prompt_fields is not None:
             fields |= checked.prompt_fields(len(ids))
@@ -452,9 +472,13 @@ class Intake:
         tokenizer, chat_format = self._model.tokenizer, checked.chat_format
         texts_shown = None if chat_format is None else chat_format.shown
         stops = self._params.stops(params)
-        live.assemblers = tuple(
-            [TextAssembler(tokenizer, params, texts_shown, stops) for _ in range(params.n)]
-        )
+        if checked.begun is not None and checked.begun.assembler is not None:
+            live.assemblers = (checked.begun.assembler,)
+            live.mailbox.first_index = len(checked.begun.answer_ids)
+        else:
+            live.assemblers = tuple(
+                [TextAssembler(tokenizer, params, texts_shown, stops) for _ in range(params.n)]
+            )
         live.request = request
         self._core.submit(live)
 
@@ -491,13 +515,18 @@ def _check_no_message_options(chat: Mapping[str, Any], kind: str) -> None:
 
 
 def _has_no_messages(prompt: Any) -> bool:
+    if isinstance(prompt, BegunAnswer):
+        return True
     parts = prompt.parts if isinstance(prompt, ContinuedPrompt) else (prompt,)
     return all(isinstance(part, str | np.ndarray) for part in parts)
 
 
 def _size(prompt: Any) -> tuple[int, int]:
-    """Count the characters of a prompt to encode, and estimate its tokens."""
+    """Characters of a prompt that are to be encoded, and its tokens, about. A token whose text is
+    put together once more counts as a character."""
     num_chars = num_tokens = 0
+    if isinstance(prompt, BegunAnswer):
+        return len(prompt.answer_ids), prompt.num_tokens
     for part in prompt.parts if isinstance(prompt, ContinuedPrompt) else (prompt,):
         if isinstance(part, np.ndarray):
             num_tokens += len(part)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.engine.begun import Origin
 from aioserve.engine.measures import TokenGaps
 from aioserve.errors import AioserveError, StreamBusyError
 from aioserve.request import FinishReason, Logprobs, Token, Usage
@@ -65,8 +67,11 @@ class Mailbox:
         "error",
         "finish_reason",
         "finish_reasons",
+        "first_index",
         "first_token_seconds",
+        "handed_out",
         "loop",
+        "origin",
         "paused",
         "pid",
         "pooled",
@@ -96,6 +101,13 @@ class Mailbox:
         self.pooled: npt.NDArray[np.float64] | None = None
         """Sum of hidden states, float64 `[hidden]`, at the end of a request that wants it."""
         self.completion_tokens: int = 0
+        self.first_index: int = 0
+        """Index of each sample's first token: the tokens that its completion was begun with."""
+        self.origin: Origin | None = None
+        """Facts for branches of the stream; None for a stream that has none."""
+        self.handed_out: list[array[int]] = [array("i") for _ in range(num_samples)]
+        """Ids of the tokens of each sample that the reader has taken, kept where there is an
+        `origin`."""
         self.paused: bool = False
         self.finish_reason: FinishReason | None = None
         self.finish_reasons: list[FinishReason | None] = [None] * num_samples
@@ -180,7 +192,7 @@ class Mailbox:
             self.first_token_seconds = now - self.started_seconds
         self._gaps.token_came(token.sample, now)
         self._tokens.append(token)
-        if token.index == 0:
+        if token.index == self.first_index:
             self._urgent = True
         self._wake()
         if not self.paused and len(self._tokens) >= self.capacity and self._tell is not None:
@@ -275,6 +287,8 @@ class Mailbox:
             self.raise_error()
             return None
         token = self._tokens.popleft()
+        if self.origin is not None:
+            self.handed_out[token.sample].append(token.id)
         if self.paused:
             self._taken_some()
         return token
@@ -287,6 +301,9 @@ class Mailbox:
         tokens = list(self._tokens)
         self._tokens.clear()
         self._urgent = False
+        if self.origin is not None:
+            for token in tokens:
+                self.handed_out[token.sample].append(token.id)
         if self.paused:
             self._taken_some()
         return tokens

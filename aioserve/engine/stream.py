@@ -30,6 +30,9 @@ from aioserve.timings import Timings
 
 __all__ = ["RequestStream", "TokenStream", "collect", "with_best_of", "yield_before"]
 
+Forked = Callable[[Mailbox, object, object, object], list[Mailbox]]
+"""Submits branches of a stream, given their number, sampling and which sample they go on from."""
+
 
 class RequestStream(ReadByAsync):
     """Base of the streams of a request. A stream owns its request: leaving the stream ends it."""
@@ -186,7 +189,11 @@ class TokenStream(RequestStream):
     therefore never looks complete.
     """
 
-    __slots__ = ()
+    __slots__ = ("_forked",)
+
+    def __init__(self, mailbox: Mailbox, forked: Forked | None = None) -> None:
+        super().__init__(mailbox)
+        self._forked = forked
 
     @property
     def stop_reason(self) -> int | str | None:
@@ -215,6 +222,34 @@ class TokenStream(RequestStream):
         `InvalidRequestError` for `min_tokens` below 1.
         """
         return await self._batch(min_tokens)
+
+    def fork(
+        self, n: int, sampling: SamplingParams | None = None, *, sample: int = 0
+    ) -> list[Self]:
+        """Submit `n` requests, at most `max_num_seqs`, that go on from here, and return their
+        streams at once. Each begins with the prompt and the tokens that this stream has handed out
+        of that sample, and shares their pages. This stream goes on as before, if it does.
+
+        A branch gives the tokens that a request gives which began alike: with the same prompt, the
+        same tokens so far and the same parameters. So all that counts or follows tokens takes
+        those so far for its own: `index`, `max_tokens`, penalties, stop strings, grammars. Branch
+        `i` has the noise of seed `s + i`, where `s` is that of this sample: branch 0 goes on as
+        this stream does. `sampling` are other parameters, in which a `seed` stands for `s`.
+
+        Tenant, priority, targets, salt and the like are those of this stream's request, and so is
+        the moment of its deadline. Its prompt in `usage` and `prompt_token_ids` has the tokens so
+        far; log-probabilities of the prompt aren't told again.
+
+        Raises `InvalidRequestError` for such arguments, before the prompt is encoded, and where the
+        completion has ended with the tokens so far; `InvalidSamplingError`, `PromptTooLongError`
+        where the context is full, `DeadlineExceededError`, `QueueFullError`, `EngineClosedError`
+        and `WrongLoopError`. Reading a branch raises the first where a stop string of `sampling` is
+        in the text so far, and the second where its grammar doesn't take these tokens.
+        """
+        if self._forked is None:
+            raise InvalidRequestError("a stream that brings no completion can't be forked")
+        branches = self._forked(self._mailbox, n, sampling, sample)
+        return [type(self)(branch, self._forked) for branch in branches]
 
 
 def with_best_of(params: SamplingParams | None) -> SamplingParams | None:

@@ -52,13 +52,13 @@ class SlotPool:
     def acquire(self, request: Request, seed: int, known_ids: npt.NDArray[np.int32]) -> int:
         """Start a slot for a sequence of `request` that samples with `seed`. `known_ids` is int32
         `[known tokens]` and must never change."""
-        slot, params, beam_from = self._free.pop(), request.params, request.beam_from
+        slot, params = self._free.pop(), request.params
         self.started[slot] = SlotStart(
             slot=slot,
             params=params,
             seed=seed,
-            prompt_tokens=request.prompt_tokens if beam_from is None else beam_from,
-            edits_logprobs=beam_from is not None,
+            prompt_tokens=request.num_before_answer,
+            edits_logprobs=request.edits_logprobs,
             known_ids=known_ids if params.needs_history else None,
             end_ids=request.end_ids,
             bad_word_ids=request.bad_word_ids,
@@ -116,7 +116,7 @@ class SlotPool:
 def _drafting(request: Request, known_ids: npt.NDArray[np.int32]) -> DraftedSequence:
     return DraftedSequence(
         known_ids=known_ids,
-        prompt_tokens=request.prompt_tokens,
+        prompt_tokens=request.num_before_answer,
         namespace=request.namespace,
         predicted_ids=request.predicted_ids,
     )
