@@ -37,6 +37,7 @@ from aioserve.engine.options import (
 )
 from aioserve.engine.prompt_only import Score
 from aioserve.engine.prompts import Continuation, Prompt
+from aioserve.engine.selection import Likelihood, Selection
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import (
@@ -155,6 +156,7 @@ __all__ = [
     "InvalidRequestError",
     "InvalidSamplingError",
     "InvariantError",
+    "Likelihood",
     "LoadedModel",
     "LogitsProcessor",
     "LogitsProcessorSpec",
@@ -196,6 +198,7 @@ __all__ = [
     "SchedulerView",
     "SchedulingPolicy",
     "Score",
+    "Selection",
     "Speculation",
     "StepBudget",
     "StepError",

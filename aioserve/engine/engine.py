@@ -45,6 +45,7 @@ from aioserve.engine.prompt_only import (
 )
 from aioserve.engine.prompts import Continuation, Prompt, holds_prompts
 from aioserve.engine.relevance import relevance_of
+from aioserve.engine.selection import Likelihood, Selection, selection_of
 from aioserve.engine.stream import TokenStream, collect, with_best_of
 from aioserve.plugins import Observer, check_observer_object
 from aioserve.request import Beam, Completion, SamplingParams, Usage
@@ -389,6 +390,26 @@ class Engine(EngineFacts, EnteredByAsync):
             top_logprobs=top_logprobs,
             **options,
         )
+
+    @takes(PromptOnlyOptions, STREAM_DEFAULTS)
+    async def select(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[Continuation],
+        *,
+        by: Likelihood = "mean",
+        **options: Unpack[PromptOnlyOptions],
+    ) -> Selection:
+        """Return the likeliest of several continuations, each by itself behind the prompt, which
+        is computed once. `by` compares them by their log-probability per token ("mean") or by that
+        of the whole ("total"), which is lower the longer one is.
+
+        They are scored as `score_each` does it, whose options, ids and errors these are:
+        `InvalidPromptError` for no continuations, or for one that has no token.
+        `InvalidRequestError` for another `by`.
+        """
+        check_names(self.select, options, PromptOnlyOptions)
+        return await selection_of(self._lifecycle, prompt, continuations, by=by, **options)
 
     @takes(EmbedOptions, STREAM_DEFAULTS)
     async def embed(

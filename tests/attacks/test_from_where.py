@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ async def relevance(engine: Engine) -> None:
         await engine.relevance([("a", "b")])
 
 
+def fork(stream: TokenStream) -> None:
+    """Which is past these checks when it looks whether the stream goes on."""
+    with suppress(InvalidRequestError):
+        stream.fork(1)
+
+
 class Watcher(Observer):
     """That sees nothing."""
 
@@ -75,6 +82,7 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.limits": lambda e, s: e.limits,
     "Engine.score": lambda e, s: e.score([1], [2]),
     "Engine.score_each": lambda e, s: e.score_each([1], [[2], [3]]),
+    "Engine.select": lambda e, s: e.select([1], [[2], [3]]),
     "Engine.embed_counted": lambda e, s: e.embed_counted([[1], [2]]),
     "Engine.relevance": lambda e, s: relevance(e),
     "Engine.retrieval": lambda e, s: e.retrieval,
@@ -100,6 +108,7 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "TokenStream.prompt_token_ids": lambda e, s: s.prompt_token_ids,
     "TokenStream.request_id": lambda e, s: s.request_id,
     "TokenStream.batch": lambda e, s: s.batch(),
+    "TokenStream.fork": lambda e, s: fork(s),
     "TokenStream.started": lambda e, s: s.started(),
     "TokenStream.stop_reason": lambda e, s: s.stop_reason,
     "TokenStream.stop_reasons": lambda e, s: s.stop_reasons,

@@ -157,17 +157,14 @@ async def test_the_first_branch_goes_on_as_its_stream_does(name, overlap, model)
     async with engine_of(model, overlap=overlap) as engine:
         stream = engine.stream(PROMPT, of(FEATURES[name]))
         whole = await read(engine.stream(PROMPT, of(FEATURES[name])))
-        head: list[Token] = []
-        while len(head) < len(whole) - 1:
-            head += await read(stream, 1 if len(head) % 3 else 2)
-            if len(head) >= len(whole):
-                break
-            (branch,) = stream.fork(1)
-            assert await read(branch) == whole[len(head) :], len(head)
-            if ends_of(branch)[0] is not FinishReason.LENGTH:
-                assert ends_of(branch)[0] is FinishReason.STOP
+        head, branches = list[Token](), list[tuple[int, TokenStream]]()
+        for count in (2, 3, len(whole) // 2, len(whole) - 1):
+            head += await read(stream, count - len(head))
+            branches += [(count, branch) for branch in stream.fork(1)]
         assert head + await read(stream) == whole
-        assert ends_of(stream) == ends_of(branch)
+        for count, branch in branches:
+            assert await read(branch) == whole[count:], count
+            assert ends_of(branch) == ends_of(stream)
         assert await all_given_back(engine)
 
 
@@ -348,7 +345,8 @@ async def test_a_grammar_that_does_not_take_the_tokens_so_far_is_named(model):
 
 async def test_a_long_completion_is_put_together_off_the_loop():
     params = of(FEATURES["drawn"], stop=["never to come"], max_tokens=720)
-    async with Engine("pyhelp") as engine:
+    model = FakeModel(num_pages=400, max_model_len=1024)
+    async with Engine(model) as engine:
         stream = engine.stream(PROMPT, params)
         await read(stream, 700)
         (branch,) = stream.fork(1)
