@@ -44,6 +44,16 @@ def test_two_engines_is_as_short_as_promised(example_path: Path) -> None:
     assert len([line for line in body if not line.startswith("from")]) <= 12
 
 
+def test_all_but_the_last_token_of_each_thought_is_found_in_the_cache(example_path: Path) -> None:
+    prompt, *tree, totals = run(example_path("tree_of_thought")).splitlines()
+    assert "def load(path)" in prompt
+    found = [re.findall(r"(-\d\.\d\d), (\d+) of (\d+) cached$", line) for line in tree]
+    branches = [(float(value), int(cached), int(all_)) for ((value, cached, all_),) in found]
+    assert len(branches) == 3 + 6 + 6
+    assert all(cached == all_ - 1 for _, cached, all_ in branches)
+    assert int(totals.split()[0]) < 8 + 15 * 3
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("name", ["custom_policy"])
 def test_the_policy_example_serves_short_prompts_first(example_path: Path, name: str) -> None:

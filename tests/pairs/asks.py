@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aioserve import Beam, Engine, FinishReason, Logprobs, SamplingParams, Token
+from aioserve import Beam, Engine, FinishReason, Logprobs, SamplingParams, Token, TokenStream
 from aioserve.sampling_params import BEAM_DEFAULTS
 
 __all__ = ["BEAM_WIDTH", "POOLINGS", "Ask", "Brought", "Moments", "give"]
@@ -32,6 +32,9 @@ class Ask:
     """Way of the request: tokens, beams, or the pooling of an embedding: last, mean."""
     late: bool = False
     """True if nothing is read before all others are done."""
+    fork_after: int | None = None
+    """The caller forks the stream after so many tokens, and reads a branch of each sample in place
+    of the rest."""
     leave_after: int | None = None
     """Number of tokens after which the caller leaves. Number of steps if there are no tokens to
     count."""
@@ -68,6 +71,8 @@ class Brought:
     """Prompt tokens found in the prefix cache, if reported; 0 if it wasn't begun."""
     drafted_tokens: int = field(default=0, compare=False)
     """Draft tokens that steps verified for it."""
+    forked: int = field(default=0, compare=False)
+    """Branches that brought a token."""
     left: bool = field(default=False, compare=False)
     """True if the caller left before the end."""
 
@@ -92,6 +97,8 @@ class Moments:
     others_done: Callable[[], Awaitable[None]]
     steps: Callable[[int], Awaitable[None]]
     """Wait until that many further steps are done, or none come."""
+    asked_by: dict[str, str]
+    """Names of requests, by the ids of their branches."""
 
 
 async def give(engine: Engine, ask: Ask, moments: Moments | None = None) -> Brought:
@@ -105,29 +112,91 @@ async def give(engine: Engine, ask: Ask, moments: Moments | None = None) -> Brou
         await asyncio.wait([asking])
         return Brought(left=True) if asking.cancelled() else asking.result()
     stream = engine.stream(list(ask.prompt), ask.params, request_id=ask.name, **ask.hints)
-    tokens: list[list[Token]] = [[] for _ in range(ask.params.n)]
-    left = False
+    reading = _Reading(ask, stream, moments)
     async with stream:
         if moments is not None and ask.late:
             await moments.others_done()
-        if moments is None or ask.leave_after != 0:
-            async for token in stream:
-                tokens[token.sample].append(token)
-                if moments is not None and sum(map(len, tokens)) == ask.leave_after:
-                    break
-        left = stream.finish_reason is None
-        reasons = stream.finish_reasons
+        await reading.read()
+        reasons, tokens = reading.reasons, reading.tokens
+    reading.close()
     return Brought(
         ids=tuple([tuple([token.id for token in sample]) for sample in tokens]),
         texts=tuple(["".join([token.text for token in sample]) for sample in tokens]),
         reasons=reasons,
-        stop_reasons=stream.stop_reasons,
+        stop_reasons=reading.stop_reasons,
         logprobs=tuple([tuple([token.logprobs for token in sample]) for sample in tokens]),
         prompt_logprobs=stream.prompt_logprobs,
         cached_tokens=stream.usage.cached_tokens,
-        drafted_tokens=stream.usage.drafted_tokens,
-        left=left,
+        drafted_tokens=reading.drafted_tokens,
+        forked=reading.forked,
+        left=None in reasons,
     )
+
+
+class _Reading:
+    """A request of tokens as its caller reads it, branches in place of the stream included."""
+
+    def __init__(self, ask: Ask, stream: TokenStream, moments: Moments | None) -> None:
+        self.tokens: list[list[Token]] = [[] for _ in range(ask.params.n)]
+        self.ends: list[tuple[TokenStream, int]] = [(stream, at) for at in range(ask.params.n)]
+        """Where each sample is read to its end: a stream, and the sample's number there."""
+        self.forked: int = 0
+        self._ask = ask
+        self._stream = stream
+        self._moments = moments
+        self._leave_after = None if moments is None else ask.leave_after
+
+    async def read(self) -> None:
+        """Read to the end, or until the caller leaves."""
+        moments, fork_after = self._moments, self._ask.fork_after
+        if moments is None or fork_after is None:
+            await self._read(self._stream)
+            return
+        await self._read(self._stream, fork_after)
+        if self._count == self._leave_after:
+            return
+        waiting = {token.sample for token in self._stream._mailbox._tokens}
+        for at, reason in enumerate(self._stream.finish_reasons):
+            if reason is None or at in waiting:
+                (branch,) = self._stream.fork(1, sample=at)
+                moments.asked_by[branch.request_id] = self._ask.name
+                self.ends[at] = branch, 0
+        self._stream.close()
+        for at, (stream, _) in enumerate(self.ends):
+            if stream is not self._stream:
+                before = self._count
+                await self._read(stream, sample=at)
+                self.forked += self._count > before
+
+    @property
+    def _count(self) -> int:
+        return sum(map(len, self.tokens))
+
+    async def _read(
+        self, stream: TokenStream, most: int | None = None, sample: int | None = None
+    ) -> None:
+        while self._count not in (most, self._leave_after):
+            token = await anext(stream, None)
+            if token is None:
+                return
+            self.tokens[token.sample if sample is None else sample].append(token)
+
+    @property
+    def reasons(self) -> tuple[FinishReason | None, ...]:
+        return tuple([stream.finish_reasons[at] for stream, at in self.ends])
+
+    @property
+    def stop_reasons(self) -> tuple[int | str | None, ...]:
+        return tuple([stream.stop_reasons[at] for stream, at in self.ends])
+
+    @property
+    def drafted_tokens(self) -> int:
+        every = {id(one): one for one in (self._stream, *[stream for stream, _ in self.ends])}
+        return sum([stream.usage.drafted_tokens for stream in every.values()])
+
+    def close(self) -> None:
+        for stream, _ in self.ends:
+            stream.close()
 
 
 async def _whole(engine: Engine, ask: Ask) -> Brought:

@@ -69,6 +69,8 @@ class Feature:
     """`Ask.way` of two requests."""
     late: bool = False
     """`Ask.late` of its requests."""
+    forks: bool = False
+    """Callers fork the streams of its requests, and read branches in place of the rest."""
     leaves: bool = False
     """True if callers leave its requests before their end."""
     resets: bool = False
@@ -82,7 +84,7 @@ class Feature:
 
     @property
     def changes_requests(self) -> bool:
-        return bool(self.params or self.ways or self.late or self.leaves)
+        return bool(self.params or self.ways or self.late or self.leaves or self.forks)
 
 
 # -- what requests ask for
@@ -280,6 +282,10 @@ FEATURES: dict[str, Feature] = {
         leaves=True,
         happened=lambda seen: any(each.left for each in seen.brought("abort")),
     ),
+    "forks": Feature(
+        forks=True,
+        happened=lambda seen: any(each.forked for each in seen.brought("forks")),
+    ),
     "slow_reader": Feature(
         options=lambda draw: {"max_buffered_tokens": draw.choice([1, 2, 3])},
         late=True,
@@ -338,7 +344,7 @@ def why_not_one_request(one: Feature, other: Feature) -> str | None:
     for each, beside in ((one, other), (other, one)):
         if each.ways and not _takes(each, beside):
             return "a beam search and an embedding don't take these sampling parameters"
-        if each.ways and beside.late:
+        if each.ways and (beside.late or beside.forks):
             return "a beam search and an embedding are given in one piece"
     return None
 

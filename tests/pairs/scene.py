@@ -88,16 +88,17 @@ def _asks(name: str, changes: Sequence[Feature], seed: int, draw: random.Random)
     asks = []
     for index, base in enumerate((GREEDY, DRAWN)):
         fields: dict[str, Any] = {**base, **LIMITS.get(name, {})}
-        way, late, leave_after = "tokens", False, None
+        way, late, leave_after, fork_after = "tokens", False, None, None
         for feature in changes:
             fields |= {} if feature.params is None else feature.params[index]
             way = way if feature.ways is None else feature.ways[index]
             late = late or feature.late
             leave_after = draw.randrange(12) if feature.leaves else leave_after
+            fork_after = draw.randrange(1, 8) if feature.forks else fork_after
         own = tokens(f"{name} {index}", LONGEST_TAIL + 16 * index, seed)
         prompt = (*(() if index else beginning), *own[own[0] % 5 :])
         params = SamplingParams(**fields)
-        asks.append(Ask(f"{name}-{index}", prompt, params, way, late, leave_after))
+        asks.append(Ask(f"{name}-{index}", prompt, params, way, late, fork_after, leave_after))
     return asks
 
 
@@ -383,7 +384,7 @@ async def _play(
         await watching.steps(2)
         watching.look_for_paused()
 
-    moments = Moments(others_done, watching.steps)
+    moments = Moments(others_done, watching.steps, watching.asked_by)
     tasks: list[asyncio.Future[Brought]] = []
     for ask, gap in zip(wave, gaps, strict=True):
         await watching.steps(gap)
@@ -405,6 +406,8 @@ class _Watching(Observer):
         self._core, self._scheduler = live.core, live.scheduler
         memory = live.scheduler.memory
         self.pools = [tier.pool for tier in memory.tiers]
+        self.asked_by: dict[str, str] = {}
+        """Names of requests, by the ids of their branches."""
         self._steps = 0
         self._stepped = asyncio.Event()
         self._in_prompt: list[set[tuple[str, int]]] = [set(), set()]
@@ -418,12 +421,12 @@ class _Watching(Observer):
     def step_finished(self, step: StepInfo) -> None:
         seen = self._seen
         parts = [part for part in step.parts if not (part.is_decode or part.num_sampled)]
-        seen.chunked.update([part.request_id for part in parts])
+        seen.chunked.update([self._named(part.request_id) for part in parts])
         seen.most_waiting = max(seen.most_waiting, step.num_waiting)
-        seen.preempted.update([request_id for request_id, _ in step.preempted])
+        seen.preempted.update([self._named(request_id) for request_id, _ in step.preempted])
         lost = set.intersection(set(step.preempted), *self._in_prompt)
         if seen.scene.options["overlap"]:
-            seen.lost_in_flight.update([request_id for request_id, _ in lost])
+            seen.lost_in_flight.update([self._named(request_id) for request_id, _ in lost])
         in_prompt = {(part.request_id, part.sample) for part in step.parts if not part.is_decode}
         self._in_prompt = [self._in_prompt[1], in_prompt - self._answering]
         self._answering.update([(p.request_id, p.sample) for p in step.parts if p.num_sampled])
@@ -433,11 +436,15 @@ class _Watching(Observer):
         self._stepped.set()
         self._stepped = asyncio.Event()
 
+    def _named(self, request_id: str) -> str:
+        """Name of a request, also of one of whose branches the id is."""
+        return self.asked_by.get(request_id, request_id)
+
     def _count(self) -> None:
         seen, scheduler = self._seen, self._scheduler
         sequences = scheduler.state.sequences.values()
         swapped = [one for one in sequences if one.lease.swapped is not None]
-        seen.swapped.update([one.request.request_id for one in swapped])
+        seen.swapped.update([self._named(one.request.request_id) for one in swapped])
         tree = scheduler.memory.tree
         if tree is not None and len(tree.pools) > 1:
             seen.cached_on_host = max(seen.cached_on_host, tree.num_pages_in(1))
