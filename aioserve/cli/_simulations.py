@@ -47,9 +47,8 @@ class TrialFlags(TrialOptions):
     NAME:OPTION=VALUE,OPTION=VALUE. Or a class of yours: FILE.py:CLASS. May be given several times.
     """
     synthetic: str | None = None
-    """Made-up workload in place of a trace: prefix-trees, conversations, bursts, tenants or
-    heavy-tails.
-    """
+    """A made-up workload in place of a trace: prefix-trees, conversations, bursts, tenants,
+    heavy-tails, chatbot, documents, agents or unique-prompts."""
     requests: Path | None = None
     """Write a line for each request to this file, *.csv or *.jsonl."""
     json: bool = False

@@ -134,12 +134,79 @@ def _heavy_tails(rng: np.random.Generator, count: int, rate: float) -> list[Trac
     return [_request(i, arrivals[i], prompts[i], outputs[i]) for i in range(count)]
 
 
+def _chatbot(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
+    """One system prompt of 1,024 tokens, and a question behind it of about 100."""
+    system = list(range(16))
+    outputs = _lengths(rng, count, mean=120, sigma=0.6, most=1024)
+    questions = _lengths(rng, count, mean=100, sigma=0.6, most=1024)
+    arrivals = _poisson(rng, count, rate)
+    first_own = len(system) * BLOCK_TOKENS
+    return [
+        _request(i, arrivals[i], first_own + questions[i], outputs[i], system) for i in range(count)
+    ]
+
+
+def _documents(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
+    """Questions about 64 documents of 2,048 tokens, some of which are asked about more often."""
+    chances = _zipf(64)
+    outputs = _lengths(rng, count, mean=80, sigma=0.6, most=1024)
+    questions = _lengths(rng, count, mean=60, sigma=0.6, most=1024)
+    requests = []
+    for number, arrival in enumerate(_poisson(rng, count, rate)):
+        document = int(rng.choice(64, p=chances))
+        ids = [document * 32 + block for block in range(32)]
+        prompt = len(ids) * BLOCK_TOKENS + questions[number]
+        requests.append(_request(number, arrival, prompt, outputs[number], ids))
+    return requests
+
+
+def _agents(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
+    """Agents with 1,024 tokens of tools in common, each of up to 24 steps. The prompt of a step is
+    the one before with what the agent has seen since, one to eight blocks, a second or so later."""
+    drafts: list[tuple[float, int, list[int], float, int | None]] = []
+    began, next_id = 0.0, 16
+    while len(drafts) < count:
+        began += float(rng.exponential(12.5 / rate))
+        arrival, ids, think = began, list(range(16)), 0.0
+        before: int | None = None
+        for _ in range(min(int(rng.integers(1, 25)), count - len(drafts))):
+            seen = int(rng.integers(1, 9))
+            ids += range(next_id, next_id + seen)
+            next_id += seen
+            output = _lengths(rng, 1, mean=60, sigma=0.6, most=512)[0]
+            drafts.append((arrival, output, ids.copy(), think, before))
+            before = len(drafts) - 1
+            think = 0.5 + float(rng.exponential(1.0))
+            arrival += think
+    in_time = sorted(range(len(drafts)), key=lambda index: drafts[index][0])
+    number_of = {index: number for number, index in enumerate(in_time)}
+    requests = []
+    for number, index in enumerate(in_time):
+        arrival, output, ids, think, before = drafts[index]
+        follows = None if before is None else number_of[before]
+        request = _request(number, arrival, len(ids) * BLOCK_TOKENS, output, ids)
+        requests.append(replace(request, follows=follows, think_seconds=think))
+    return requests
+
+
+def _unique_prompts(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
+    """Prompts of about 600 tokens that have nothing in common, as those of translations."""
+    prompts = _lengths(rng, count, mean=600, sigma=0.6, most=8192)
+    outputs = _lengths(rng, count, mean=400, sigma=0.6, most=2048)
+    arrivals = _poisson(rng, count, rate)
+    return [_request(i, arrivals[i], prompts[i], outputs[i]) for i in range(count)]
+
+
 WORKLOADS: dict[str, Callable[[np.random.Generator, int, float], list[TraceRequest]]] = {
     "prefix-trees": _prefix_trees,
     "conversations": _conversations,
     "bursts": _bursts,
     "tenants": _tenants,
     "heavy-tails": _heavy_tails,
+    "chatbot": _chatbot,
+    "documents": _documents,
+    "agents": _agents,
+    "unique-prompts": _unique_prompts,
 }
 
 

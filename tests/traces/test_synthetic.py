@@ -23,14 +23,14 @@ def test_a_seed_is_a_trace(name: str) -> None:
         assert len(request.prompt_ids()) == request.prompt_tokens
 
 
-@pytest.mark.parametrize("name", sorted(set(WORKLOADS) - {"conversations"}))
+@pytest.mark.parametrize("name", sorted(set(WORKLOADS) - {"conversations", "agents"}))
 def test_the_rate_is_about_what_was_asked_for(name: str) -> None:
     trace = synthetic_trace(name, 2000, rate=8.0)
     assert 5.0 < len(trace) / trace[-1].arrival_seconds < 12.0
 
 
 def test_trees_share_prefixes_and_turns_go_on() -> None:
-    for name in ("prefix-trees", "conversations"):
+    for name in ("prefix-trees", "conversations", "chatbot", "documents", "agents"):
         trace = synthetic_trace(name, 100)
         blocks = [block for request in trace for block in request.block_ids]
         assert len(set(blocks)) < len(blocks) / 2
@@ -54,6 +54,18 @@ def test_tenants_are_unequal() -> None:
 def test_tails_are_heavy() -> None:
     lengths = sorted(r.prompt_tokens for r in synthetic_trace("heavy-tails", 1000))
     assert sum(lengths[-100:]) > sum(lengths) / 3
+
+
+def test_prompts_of_agents_grow_and_unique_ones_share_nothing() -> None:
+    by_number = {request.number: request for request in synthetic_trace("agents", 100)}
+    steps = [request for request in by_number.values() if request.follows is not None]
+    assert len(steps) > 50
+    for step in steps:
+        before = by_number[step.follows or 0]
+        assert step.block_ids[: len(before.block_ids)] == before.block_ids
+        assert len(step.block_ids) > len(before.block_ids)
+    firsts = [request.prompt_ids()[:64] for request in synthetic_trace("unique-prompts", 100)]
+    assert len({tuple(first) for first in firsts}) == 100
 
 
 @pytest.mark.parametrize(

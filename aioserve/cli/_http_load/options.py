@@ -50,9 +50,8 @@ class LoadOptions(WorkloadOptions):
     seed: int | None = None
     """Key of all that is drawn: prompts, arrivals and made-up workloads; 0 when not given."""
     synthetic: str | None = None
-    """Made-up workload in place of a trace: prefix-trees, conversations, bursts, tenants or
-    heavy-tails.
-    """
+    """A made-up workload in place of a trace: prefix-trees, conversations, bursts, tenants,
+    heavy-tails, chatbot, documents, agents or unique-prompts."""
     speed: float | None = None
     """Speed relative to the recorded trace, which also shortens times to think."""
     input_len: int | None = None
