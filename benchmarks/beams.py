@@ -21,6 +21,7 @@ import random
 import time
 from collections.abc import Awaitable, Iterable, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 from unittest.mock import patch
 
 import msgspec
@@ -108,7 +109,32 @@ def main() -> None:
         asyncio.run(ask(options))
 
 
+class Pages(NamedTuple):
+    """Pages that the beams of a search name, counted in each step that computes all of them."""
+
+    shared: list[int]
+    """Distinct pages."""
+    copies: list[int]
+    """The same with a copy for each beam."""
+    seconds: float
+    computed_tokens: int
+    cached_tokens: int
+
+
 async def search(options: argparse.Namespace) -> None:
+    pages = await count_pages(options)
+    print("| pages of all beams in a step | shared | as copies | ratio |")
+    print("| --- | ---: | ---: | ---: |")
+    for name, of in (("mean", lambda counts: sum(counts) / len(counts)), ("most", max)):
+        ratio = of(pages.copies) / of(pages.shared)
+        print(f"| {name} | {of(pages.shared):.1f} | {of(pages.copies):.1f} | {ratio:.2f} |")
+    print()
+    print(f"{len(pages.shared)} steps with {options.beam_width} beams, {pages.seconds:.2f} s")
+    print(f"{pages.computed_tokens} tokens computed, {pages.cached_tokens} found in the cache")
+
+
+async def count_pages(options: argparse.Namespace) -> Pages:
+    """One search of the embedded model, of a random prompt."""
     model = Counted()
     source = random.Random(0)
     async with Engine(model, page_size=options.page_size, num_pages=4096) as engine:
@@ -125,17 +151,13 @@ async def search(options: argparse.Namespace) -> None:
         seconds = time.perf_counter() - started
         stats = engine.stats()
     full = [step for step in model.runner.steps if len(step) == options.beam_width]
-    shared = [len({page for pages in step for page in pages}) for step in full]
-    copies = [sum([len(pages) for pages in step]) for step in full]
-    print("| pages of all beams in a step | shared | as copies | ratio |")
-    print("| --- | ---: | ---: | ---: |")
-    for name, of in (("mean", lambda counts: sum(counts) / len(counts)), ("most", max)):
-        ratio = of(copies) / of(shared)
-        print(f"| {name} | {of(shared):.1f} | {of(copies):.1f} | {ratio:.2f} |")
-    print()
-    computed, cached = stats.tokens_prefilled_total, stats.tokens_cached_total
-    print(f"{len(full)} steps with {options.beam_width} beams, {seconds:.2f} s")
-    print(f"{computed} tokens computed, {cached} found in the cache")
+    return Pages(
+        [len({page for pages in step for page in pages}) for step in full],
+        [sum([len(pages) for pages in step]) for step in full],
+        seconds,
+        stats.tokens_prefilled_total,
+        stats.tokens_cached_total,
+    )
 
 
 async def ask(options: argparse.Namespace) -> None:

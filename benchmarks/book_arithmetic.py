@@ -55,7 +55,9 @@ def seven_requests() -> Found:
 
 def trie_nodes(sequences: tuple[tuple[int, ...], ...]) -> int:
     """Nodes of a trie with one token for each node, the root included."""
-    return 1 + len({sequence[:end] for sequence in sequences for end in range(1, len(sequence) + 1)})
+    return 1 + len(
+        {sequence[:end] for sequence in sequences for end in range(1, len(sequence) + 1)}
+    )
 
 
 def tree_of(sequences: tuple[tuple[int, ...], ...]) -> PrefixTree:

@@ -40,8 +40,8 @@ class Claim:
     condition: str
     """The circumstances that the book names for it."""
     measure: Callable[[], Found]
-    timed: bool = False
-    """True if the figures come from a clock, and so differ from run to run."""
+    varies: bool = False
+    """True if the figures differ by machine: a clock or the rounding of a processor decides."""
 
 
 def row(claim: Claim, found: Found) -> str:
