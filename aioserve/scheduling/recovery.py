@@ -85,8 +85,8 @@ def after_failed_step(state: SchedulerState, step: int, error: str) -> list[Sequ
 
 
 def after_late_rows(state: SchedulerState, late: Iterable[LateRow]) -> None:
-    """Take sequences back to a token whose mask came late, or behind which a forced token failed.
-    Results of later steps for them are dropped. Other sequences don't wait for the mask."""
+    """Take sequences back to a token whose mask came late, or behind which a forced token went
+    wrong. Results of later steps for them are dropped. Other sequences don't wait for the mask."""
     memory = state.memory
     for run, item, num_taken in late:
         sequence = run.sequence

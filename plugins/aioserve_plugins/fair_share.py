@@ -90,8 +90,8 @@ class FairShare(SchedulingPolicy):
         self._last: str | None = None
         """Tenant of the request that started last."""
         self._level = 0.0
-        """Highest counter of that tenant so far. A tenant begins there if it comes while none
-        waits."""
+        """Highest counter so far of a tenant whose request started last. A tenant begins there if
+        it comes while none waits."""
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         self._settle()

@@ -80,7 +80,7 @@ class Feature:
     never_met_by: frozenset[str] = frozenset()
     """Features whose requests never meet it. It is then seen beside them."""
     group: str = ""
-    """Group of features of which an engine has at most one."""
+    """Group of the feature. An engine has at most one feature of each group."""
 
     @property
     def changes_requests(self) -> bool:

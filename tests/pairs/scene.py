@@ -225,7 +225,7 @@ class Seen:
 
     @property
     def guessed(self) -> set[str]:
-        """Requests that had guesses."""
+        """Requests that had draft tokens."""
         return {
             ask.name for wave in self.results for ask, brought in wave if brought.drafted_tokens
         }
