@@ -1,6 +1,6 @@
 """Contract of drafters, which propose the next tokens of sequences.
 
-A step computes the draft tokens behind the last token of a sequence, and keeps each one that it
+A step computes the draft tokens after the last token of a sequence, and keeps each one that it
 would have drawn itself. So a drafter decides the speed of a completion and never its content. At
 worst a draft token is computed in vain.
 
@@ -68,7 +68,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def draft(self, slot: int, limit: int) -> Sequence[int]:
-        """Propose at most `limit` tokens, at least 1, behind the last one of a slot. Return none if
+        """Propose at most `limit` tokens, at least 1, after the last one of a slot. Return none if
         nothing is worth the time of a row."""
 
     @abstractmethod
@@ -90,7 +90,7 @@ class Drafter(ABC):
     # What follows is optional: alternatives to the first draft.
 
     def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
-        """Propose other paths behind the last token of a slot than `draft` just did, each of at
+        """Propose other paths after the last token of a slot than `draft` just did, each of at
         least one token.
 
         All these tokens, and one more for each path, are at most `limit`. That is what `draft` left

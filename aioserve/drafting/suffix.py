@@ -34,7 +34,7 @@ class SuffixDrafter(AtOnce):
     The caller's prediction comes before that. If it contains the last two tokens of the completion,
     or all of a shorter one, the prediction is followed.
 
-    Runs are told apart by their first `max_depth` tokens. A draft that goes on behind these follows
+    Runs are told apart by their first `max_depth` tokens. A draft that goes on after these follows
     the last of them. At the end of a sequence it goes on into itself, like a loop.
 
     A completion counts as recent once its slot ends. If the sequence starts again, which is told by

@@ -164,7 +164,7 @@ class KVMemory:
 
     def begin(self, lease: KVLease, claim: Claim, step: int) -> bool:
         """Give an empty lease what it claimed, and new pages for all its known tokens, in `step`.
-        Groups that grow with chunks get pages for one token behind the claimed ones.
+        Groups that grow with chunks get pages for one token after the claimed ones.
 
         Return False, and drop the claim, if pages that must be evicted for it are fenced.
         """

@@ -67,7 +67,7 @@ class PageTable:
         return self.page_ids[self.first * self.width :]
 
     def append(self, page_ids: PageIds) -> None:
-        """Add `page_ids`, int32 `[n * width]`, behind the pages so far."""
+        """Add `page_ids`, int32 `[n * width]`, after the pages so far."""
         length = len(self.page_ids)
         end = length + len(page_ids)
         if end > len(self._buffer):

@@ -40,7 +40,7 @@ Int32Array = npt.NDArray[np.int32]
 class Match(msgspec.Struct, frozen=True, gc=False):
     """Pages that the tree has of a prompt: whole pages from position 0, and one page in part.
 
-    Each page is in one tier. All pages behind it are in the same tier or later ones.
+    Each page is in one tier. All pages after it are in the same tier or later ones.
     """
 
     receipt: int
@@ -73,7 +73,7 @@ class Evicted(msgspec.Struct, frozen=True, gc=False):
     """Tier of each page to copy, int32 `[k]`: the evicted tier, and later ones that had to make
     room. Copies are in order."""
     page_ids: Int32Array
-    """Pages to copy, each to the tier behind its own: int32 `[k]`, all different within a tier."""
+    """Pages to copy, each to the tier after its own: int32 `[k]`, all different within a tier."""
     target_ids: Int32Array
     """Targets of the copies: int32 `[k]`, all different within a tier."""
 
@@ -114,13 +114,13 @@ class PrefixTree:
     split and merge of nodes, and grows only through its own `insert`. Unlocked pages at the ends of
     branches are evicted in the order of `strategy`. A strategy object that raises or returns no
     number is replaced by "lru" for good. Evicted pages go to the next tier first, if there is one.
-    All pages behind a page are in its tier or later ones.
+    All pages after a page are in its tier or later ones.
 
     The pages in the tree are those of group 0. A page has *group pages* if the pools say so: the
     pages in which other groups keep its tokens. They belong to the tree like the page itself, and
     go with it. Group pages without other references are idle. They go before their page if they are
     idle for longer than the next leaf is unused; the page then lacks them. A sequence can go on
-    behind a page only if the group pages of the last `needed_tokens` tokens are there, so `match`
+    after a page only if the group pages of the last `needed_tokens` tokens are there, so `match`
     finds no more.
 
     The caller makes the copies between the tiers, in the order in which the calls ask for them.
@@ -330,7 +330,7 @@ class PrefixTree:
         return self._native.num_exclusive(receipt)
 
     def withdraw(self, step: int) -> tuple[tuple[int, int], ...]:
-        """Drop every page that `step` was to write, by computation or copy, and everything behind
+        """Drop every page that `step` was to write, by computation or copy, and everything after
         it.
 
         Return the receipts that covered dropped pages, in ascending order, each with the number of
@@ -339,8 +339,8 @@ class PrefixTree:
         return self._native.withdraw(step)
 
     def cut(self, receipt: int, num_pages: int) -> tuple[tuple[int, int], ...]:
-        """Drop what the path of `receipt` holds behind its first `num_pages` pages, and everything
-        behind that. Return what `withdraw` returns. `num_pages` must be at least 0."""
+        """Drop what the path of `receipt` holds after its first `num_pages` pages, and everything
+        after that. Return what `withdraw` returns. `num_pages` must be at least 0."""
         return self._native.cut(receipt, num_pages)
 
     def forget(

@@ -73,12 +73,12 @@ class StepPart(msgspec.Struct, frozen=True, gc=False):
     start_tokens: int
     """Tokens with KV from before: cached, or computed by earlier steps."""
     num_tokens: int
-    """Tokens computed behind these."""
+    """Tokens computed after these."""
     num_sampled: int
     """Tokens drawn: 0 while a prompt is computed in part. Several when samples begin to differ, or
     draft tokens were right."""
     is_decode: bool
-    """True if the last token of the completion was computed, with any draft tokens behind it. False
+    """True if the last token of the completion was computed, with any draft tokens after it. False
     if tokens of the prompt were, or tokens lost in a preemption."""
 
 

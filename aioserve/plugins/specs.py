@@ -142,7 +142,7 @@ class Contents(msgspec.Struct, frozen=True):
     admit: Callable[[RequestInfo], object] | None = None
     """`aioserve_admit` of the plugin, if it has one."""
     admit_place: tuple[bool, bool] = (False, False)
-    """Sort key of admission checks: `tryfirst` before the others, `trylast` behind them."""
+    """Sort key of admission checks: `tryfirst` before the others, `trylast` after them."""
 
     @property
     def offered(self) -> list[tuple[str, str]]:

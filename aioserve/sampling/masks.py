@@ -3,12 +3,12 @@
     event loop   launch 8 ──────── token of 7 ─► grammar ─► bring ──┐
     step thread  forward pass of 7 ─ draw 7 ─ forward pass of 8 ────┴► found ─ draw 8
 
-Each draft token behind a row needs a mask of its own, made as if the ones before it stood. Draft
+Each draft token after a row needs a mask of its own, made as if the ones before it stood. Draft
 tokens are known when the step begins, and their masks are asked for then (`LateMasks.spread`).
 
 A row whose mask doesn't come in time isn't sampled, and the others go on. Its sequence keeps its
 slot and its pages. When the mask is there, its last token is computed once more, with or without a
-prefix cache. Results of steps in flight behind it are dropped.
+prefix cache. Results of steps in flight after it are dropped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LateMasks:
         self.late: frozenset[int] | None = None
         """Rows that had no mask when the step was sampled; None until then."""
         self.ask: Callable[[int, Sequence[int]], object] | None = None
-        """Asks for the masks behind a row, made as if these draft tokens stood from the row on.
+        """Asks for the masks after a row, made as if these draft tokens stood from the row on.
         `bring_behind` brings them. None: there are no masks for draft tokens."""
         self._places: Mapping[int, int] | None = None
         """Places of rows among those drawn from, if they differ from their indices."""
@@ -62,8 +62,8 @@ class LateMasks:
             self._bring(row, mask)
 
     def bring_behind(self, row: int, num_guesses: int, masks: Sequence[Mask]) -> None:
-        """Bring the masks of the first rows behind a row with `num_guesses` draft tokens. The
-        others have none."""
+        """Bring the masks of the first rows after a row with `num_guesses` draft tokens. The others
+        have none."""
         with self._lock:
             first = row if self._places is None else self._places[row]
             behind = range(first + 1, first + 1 + num_guesses)
@@ -84,7 +84,7 @@ class LateMasks:
 
     def spread(self, firsts: Sequence[int], guesses: Mapping[int, Sequence[int]]) -> None:
         """Make room for the rows of draft tokens: row `i` is now number `firsts[i]` of those drawn
-        from. Behind it comes a row for each of the draft tokens `guesses` of that number.
+        from. After it comes a row for each of the draft tokens `guesses` of that number.
 
         From now on `rows`, `found` and `late` use the new numbers.
         """

@@ -36,7 +36,7 @@ def tokens_by_rejection(
     Probabilities of the target and of the draft, after temperature and limits, are `p` and `q`,
     float32 `[R, V]`. The draft tokens, drawn from `q`, are `guesses`, int64 `[R]`. Seeds and
     positions are those of `rows`. A slot's rows follow each other, each as if the draft tokens
-    before it were kept. Behind the first one that isn't, the draft tokens are returned undecided.
+    before it were kept. After the first one that isn't, the draft tokens are returned undecided.
     """
     numbers, seeds = second_draws(rows.seeds, rows.positions)
     at = guesses[:, None]

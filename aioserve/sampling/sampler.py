@@ -122,7 +122,7 @@ class SlotTable:
         """Extras that the same rows ask for beyond a draw; None without any.
 
         `scored` gives the number of most likely tokens beside each of these targets, int32 `[N]`.
-        Their rows of logits come behind all that are sampled. `masks` are of the same rows.
+        Their rows of logits come after all that are sampled. `masks` are of the same rows.
         """
         if not (self._edits or self._logprobs or scored or masks is not None):
             return None

@@ -30,8 +30,7 @@ from aioserve.scheduling.step_builder import StepBuilder, Verified
 __all__ = ["fill"]
 
 Budget = dict[SequenceState, Verified]
-"""Most tokens to verify behind the next token of each sequence, with the part that asks for
-them."""
+"""Most tokens to verify after the next token of each sequence, with the part that asks for them."""
 
 
 def fill(step: StepBuilder) -> None:
@@ -170,7 +169,7 @@ def _budget(
 def _with_pages_to_verify(
     step: StepBuilder, chosen: Sequence[SequenceState], budget: Budget
 ) -> list[Verified]:
-    """Reserve pages for tokens to verify behind the next token of each sequence, which has its
+    """Reserve pages for tokens to verify after the next token of each sequence, which has its
     page."""
     verified: list[Verified] = []
     for sequence in chosen:

@@ -85,7 +85,7 @@ def after_failed_step(state: SchedulerState, step: int, error: str) -> list[Sequ
 
 
 def after_late_rows(state: SchedulerState, late: Iterable[LateRow]) -> None:
-    """Take sequences back to a token whose mask came late, or behind which a forced token went
+    """Take sequences back to a token whose mask came late, or after which a forced token went
     wrong. Results of later steps for them are dropped. Other sequences don't wait for the mask."""
     memory = state.memory
     for run, item, num_taken in late:
@@ -109,7 +109,7 @@ def after_late_rows(state: SchedulerState, late: Iterable[LateRow]) -> None:
 
 
 def draw_again(state: SchedulerState, sequence: SequenceState) -> None:
-    """Compute the last token once more if the mask for what comes next was late: the logits behind
+    """Compute the last token once more if the mask for what comes next was late: the logits after
     it are gone. Its page isn't published before the next token is known
     (`SequenceState.final_ids`), so no other sequence reads what is rewritten."""
     if sequence.waits_for_mask:

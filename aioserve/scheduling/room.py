@@ -108,7 +108,7 @@ class Room:
         return min(count, capacity_tokens(lease.num_pages, memory.page_size) - lease.entries)
 
     def verified_with_pages(self, sequence: SequenceState, count: int) -> int:
-        """Reserve pages for `count` tokens to verify behind the next token, which has its page.
+        """Reserve pages for `count` tokens to verify after the next token, which has its page.
         Return how many of them have pages.
 
         Cached pages are evicted for them, since the sequence needs the pages for its next tokens

@@ -147,7 +147,7 @@ class Scheduler:
     def guide(
         self, sequence_id: int, forced: Sequence[int] = (), *, drawn: bool = False
     ) -> list[SequenceUpdate]:
-        """Tell that a mask can be made for the next token of a constrained sequence, behind the
+        """Tell that a mask can be made for the next token of a constrained sequence, after the
         `forced` tokens.
 
         Forced tokens are appended without being sampled, and returned as updates. Steps in flight

@@ -133,7 +133,7 @@ class SequenceState:
         self.prompt_tokens: int = request.prompt_tokens
         self.num_known: int = self.prompt_tokens
         self.id_buffer: npt.NDArray[np.int32] = request.prompt_ids
-        """Known ids, with room for more behind them."""
+        """Known ids, with room for more after them."""
         self._id_memory: memoryview = self.id_buffer.data
         """View of the memory of `id_buffer`: writing one id through it takes a third of the
         time."""
@@ -209,7 +209,7 @@ class SequenceState:
     def final_ids(self) -> npt.NDArray[np.int32]:
         """Known ids whose KV won't be computed again while the sequence runs.
 
-        The last known token of a constrained sequence is computed again if the mask behind it comes
+        The last known token of a constrained sequence is computed again if the mask after it comes
         late. If the mask of its first token is late, the sequence begins again instead.
         """
         is_final = not self.constrained or self.num_known == self.prompt_tokens
@@ -217,8 +217,8 @@ class SequenceState:
 
     @property
     def waits_for_mask(self) -> bool:
-        """True if all known tokens are computed and no token is being drawn behind them, because
-        the mask came late."""
+        """True if all known tokens are computed and no token is being drawn after them, because the
+        mask came late."""
         return self.phase is Phase.RUNNING and not self.pending and not self.remaining
 
     @property
@@ -239,7 +239,7 @@ class SequenceState:
 
     @property
     def is_masked(self) -> bool:
-        """True if there is a mask for the token behind the known ones. If that token is forced, all
+        """True if there is a mask for the token after the known ones. If that token is forced, all
         forced tokens have masks as well."""
         return self.masked_to >= self.num_known
 

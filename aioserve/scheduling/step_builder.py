@@ -32,8 +32,8 @@ PATIENT_STEPS = 16
 late by one step."""
 
 Verified = tuple[RowPart, SequenceState, int]
-"""Part that asks, a sequence, and the number of tokens to verify behind its next one. The number
-may be 0."""
+"""Part that asks, a sequence, and the number of tokens to verify after its next one. The number may
+be 0."""
 
 
 class StepBuilder:
@@ -145,7 +145,7 @@ class StepBuilder:
         return fields
 
     def launch_verified(self, verified: Sequence[Verified]) -> None:
-        """Add the next token of each sequence, and those to verify behind it, to the step."""
+        """Add the next token of each sequence, and those to verify after it, to the step."""
         memory, budget = self.memory, self.room.budget
         budget.take([sequence for _, sequence, _ in verified], 1)
         for part, sequence, wanted in verified:

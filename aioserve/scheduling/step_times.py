@@ -33,7 +33,7 @@ class StepSummary(msgspec.Struct, frozen=True, gc=False):
     prefill_tokens: int
     """Tokens known when the step was planned: of prompts, and of what is computed anew."""
     decodes: int
-    """Tokens that decoding sequences compute: the last one of each, and draft tokens behind it."""
+    """Tokens that decoding sequences compute: the last one of each, and draft tokens after it."""
     context_tokens: int
     """Tokens that the step attended to. Each item counts all up to its last."""
     seconds: float

@@ -52,7 +52,7 @@ class SchedulerCounters(msgspec.Struct):
     preemptions: int = 0
     """Number of times that a sequence gave its pages to others, to begin again later."""
     drafted: list[int] = []
-    """Verified draft tokens by place: entry 0 counts those right behind a sequence's last token.
-    The length is the largest number verified for one sequence in one step."""
+    """Verified draft tokens by place: entry 0 counts those right after a sequence's last token. The
+    length is the largest number verified for one sequence in one step."""
     accepted: list[int] = []
     """Accepted draft tokens by place, as in `drafted`."""

@@ -62,7 +62,7 @@ class SlotPageTables:
         self, slots: npt.NDArray[np.int64], num_entries: npt.NDArray[np.int64], page_size: int
     ) -> npt.NDArray[np.int32]:
         """Tables of these slots, int32 `[num_groups, len(slots), n]`, wide enough for the longest
-        of them. Entries behind a slot's pages are arbitrary.
+        of them. Entries after a slot's pages are arbitrary.
 
         Raises `InvariantError` for a slot whose pages are too few for its `num_entries`.
         """

@@ -44,8 +44,8 @@ PENDING_TOKEN = -1
 the runner replaces it on the device before the forward pass."""
 
 DRAFT_TOKEN = -2
-"""Stands for a token that the runner's drafter may propose behind the previous ones. Before the
-forward pass the runner replaces it, or leaves it out together with all behind it."""
+"""Stands for a token that the runner's drafter may propose after the previous ones. Before the
+forward pass the runner replaces it, or leaves it out together with all after it."""
 
 PENDING_IDS: npt.NDArray[np.int32] = np.array([PENDING_TOKEN], np.int32)
 """`PENDING_TOKEN` alone, as most items have it."""
@@ -70,7 +70,7 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Key of the sequence's noise. Together with the sampled position it decides every random
     draw."""
     prompt_tokens: int = 0
-    """Number of prompt tokens: the completion begins behind them."""
+    """Number of prompt tokens: the completion begins after them."""
     edits_logprobs: bool = False
     """True if the parameters change log-probabilities in place of logits. The log-probabilities
     reported are then the changed ones."""
@@ -105,15 +105,15 @@ class ItemKind(Enum):
     PREFILL = 0
     """Tokens known before the step is planned: part of a prompt, recomputed, or forced."""
     DECODE = 1
-    """The last token of a sequence, after its prompt, and the sample behind it. It has one row and
+    """The last token of a sequence, past its prompt, and the sample after it. It has one row and
     asks for nothing else."""
     VERIFY = 2
-    """The last token of a sequence and draft tokens behind it. The step keeps the draft tokens that
+    """The last token of a sequence and draft tokens after it. The step keeps the draft tokens that
     it would have sampled itself.
 
     While other items of this kind are in flight for the slot, only the runner knows where the last
     token is. The plan's `start`, `index` and `count` are then upper bounds. If a grammar forces
-    what comes behind the last token, the plan brings these ids in place of draft tokens
+    what comes after the last token, the plan brings these ids in place of draft tokens
     (`brings_ids`), at known positions.
     """
 
@@ -171,8 +171,8 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     Items of a slot follow each other, with two exceptions. After a late mask an item computes
     again, in the same places, what earlier items did, which may be in flight. An item that verifies
-    draft tokens begins behind the last token that its slot has by then. That is earlier than
-    planned by the number of previous draft tokens that were wrong or weren't made.
+    draft tokens begins after the last token that its slot has by then. That is earlier than planned
+    by the number of previous draft tokens that were wrong or weren't made.
     """
 
     kind: ItemKind
@@ -203,12 +203,12 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def end(self) -> int:
-        """Position behind its last token."""
+        """Position after its last token."""
         return self.start + self.count
 
     @property
     def index_end(self) -> int:
-        """Index behind its last entry."""
+        """Index after its last entry."""
         return self.index + self.count
 
     def most_tokens(self, row: SampleRow) -> int:

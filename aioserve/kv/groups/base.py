@@ -114,7 +114,7 @@ class Group(ABC):
 
     @abstractmethod
     def pin(self, match: Match) -> PageTable:
-        """Hold what a sequence would need to go on behind `match`."""
+        """Hold what a sequence would need to go on after `match`."""
 
     # -- a lease
 
@@ -159,7 +159,7 @@ class Group(ABC):
             self._pool.release(gone, lease.last_step)
 
     def truncate(self, lease: KVLease, table: PageTable, num_positions: int) -> None:
-        """Give back the pages behind the first `num_positions` positions."""
+        """Give back the pages after the first `num_positions` positions."""
         rest = table.between(num_positions, len(table))
         table.cut(num_positions)
         self._pool.release(rest, lease.last_step)

@@ -106,7 +106,7 @@ class WindowGroup(Group):
     def leave(self, lease: KVLease, table: PageTable) -> None:
         """Give back all pages, fenced by the last step of the lease.
 
-        A sequence that goes on behind the last published page needs some earlier pages, which this
+        A sequence that goes on after the last published page needs some earlier pages, which this
         lease has trimmed already. If the tree has these, they count as used, too.
         """
         first = self.first_needed(capacity_tokens(lease.published, self.page_size))

@@ -39,7 +39,7 @@ class Copies:
             self._tiers[from_tier].num_returned += len(sources)
 
     def evicted(self, evicted: Evicted) -> None:
-        """Copy evicted pages, each to the tier behind its own."""
+        """Copy evicted pages, each to the tier after its own."""
         tiers = evicted.tiers.tolist()
         pairs = zip(evicted.page_ids.tolist(), evicted.target_ids.tolist(), strict=True)
         self.waiting += [

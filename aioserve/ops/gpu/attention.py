@@ -27,7 +27,7 @@ class PromptAttention(Protocol):
     """Attends from the prompts of a batch in place of Triton's kernels."""
 
     def __call__(self, out: Tensor, qkv: Tensor, at: GpuKVLayer, kind: AttentionKind) -> None:
-        """Fill the rows of `out` behind the batch's `num_decodes`. Waits for nothing."""
+        """Fill the rows of `out` after the batch's `num_decodes`. Waits for nothing."""
         ...
 
 

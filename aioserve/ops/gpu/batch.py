@@ -27,7 +27,7 @@ block for any number of heads, so blocks are the same for all models.
 
 @dataclass(slots=True, frozen=True, eq=False)
 class HostPrompts:
-    """The N sequences behind a step's decodes, on the host, for attention that is planned there.
+    """The N sequences after a step's decodes, on the host, for attention that is planned there.
 
     query_counts  [N]        query tokens of each
     context_lens  [N]        entries in its KV pages after this step's writes

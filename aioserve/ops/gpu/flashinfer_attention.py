@@ -105,7 +105,7 @@ def _schedule_bytes(heads: int, group: int, tokens: int, sequences: int) -> int:
 
 
 class CopyEvent(Protocol):
-    """An event recorded behind copies to the device. Before that, waiting returns at once."""
+    """An event recorded after copies to the device. Before that, waiting returns at once."""
 
     def record(self) -> None: ...
 

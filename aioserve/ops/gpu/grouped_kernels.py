@@ -371,7 +371,7 @@ def quantize_kernel(
 ):
     """Program (row, CHUNKS chunks): rounds as `native/linear/grouped/tile.h` says.
 
-    Stores int8 [rows, chunks * CHUNK], with zeros behind the last input, scales float32 [rows,
+    Stores int8 [rows, chunks * CHUNK], with zeros after the last input, scales float32 [rows,
     chunks], and sums of the integers, int32. With CODE "e4m3" its bits, uint8, and no sums.
     """
     LARGEST: tl.constexpr = 448.0 if CODE == "e4m3" else 127.0

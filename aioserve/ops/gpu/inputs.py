@@ -318,7 +318,7 @@ class InputLayout:
         return block[section.offset : end].view(section.tensor_dtype)
 
     def _logit_rows(self, num_sequences: int, num_rows: int) -> slice:
-        """Bytes of the rows of logits, behind the page tables of `num_sequences` sequences."""
+        """Bytes of the rows of logits, after the page tables of `num_sequences` sequences."""
         tables = 4 * num_sequences * self.num_groups * self.max_pages
         start = self._sections["page_table"].offset + _aligned(tables)
         return slice(start, start + 8 * num_rows)

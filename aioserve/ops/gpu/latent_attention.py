@@ -107,7 +107,7 @@ def write_kernel(
         factors = tl.load(weight + dims, mask=inside, other=0.0).to(tl.float32) + weight_offset
         value = (latent * scale * factors).to(kind)
         # Attention multiplies unseen values by 0, and NaN times 0 is NaN. So a bad value is written
-        # as zeros, with NaN behind it: only the rows that see it get NaN.
+        # as zeros, with NaN after it: only the rows that see it get NaN.
         finite = tl.abs(value.to(tl.float32)) < float("inf")
         broken = tl.max(tl.where(finite, 0.0, 1.0), 0) > 0.0
         tl.store(row + dims, tl.where(broken, 0.0, value).to(kind), mask=inside)

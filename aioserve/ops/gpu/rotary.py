@@ -79,7 +79,7 @@ def rotary_kernel(
 ):
     """Program (token, HEADS of its heads): queries first, then keys, then values.
 
-    HALF pairs of dims are rotated, dim i * STEP with i * STEP + APART; the dims behind them are the
+    HALF pairs of dims are rotated, dim i * STEP with i * STEP + APART; the dims after them are the
     rest. The program that writes a dim reads it. Values don't change, so the program that writes
     their key reads them as well.
     """

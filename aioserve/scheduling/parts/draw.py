@@ -1,4 +1,4 @@
-"""Draw a token behind the last one of an item, for its sequence and for samples that fork off."""
+"""Draw a token after the last one of an item, for its sequence and for samples that fork off."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _failed(sequence: SequenceState, error: str) -> SequenceUpdate:
 
 
 def _ended_without_output(sequence: SequenceState) -> SequenceUpdate:
-    """End a sequence that wants only results for its prompt. The token behind it was drawn to check
+    """End a sequence that wants only results for its prompt. The token after it was drawn to check
     that the logits are numbers, and is dropped."""
     pooled = None if sequence.pooling is None else sequence.pooling.total
     return SequenceUpdate(sequence.sequence_id, None, FinishReason.LENGTH, pooled=pooled)

@@ -35,7 +35,7 @@ class Forced(VerifyingPart):
 
 
 def forced_ahead(sequence: SequenceState) -> tuple[int, ...]:
-    """Forced tokens behind those known or being drawn. Empty while the number of the latter is
+    """Forced tokens after those known or being drawn. Empty while the number of the latter is
     uncertain."""
     if sequence.unverified_tokens:
         return ()

@@ -1,4 +1,4 @@
-"""Verify tokens behind the last one of a sequence, from any source."""
+"""Verify tokens after the last one of a sequence, from any source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft budget of a step: which sequences have draft tokens behind their next token, and how many.
+"""Draft budget of a step: which sequences have draft tokens after their next token, and how many.
 
 Steps overlap, so only the runner knows where an item begins that follows draft tokens. Here all
 counts are upper bounds: tokens in flight, computed tokens, and the pages for them. When a step is

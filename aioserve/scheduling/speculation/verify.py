@@ -48,7 +48,7 @@ def _resolve(step: DoneStep, index: int, run: Run, item: WorkItem, num_taken: in
     """Settle an item that brought `num_taken` tokens: subtract what was counted for rejected draft
     tokens."""
     sequence, num_asked = run.sequence, item.count - 1
-    sequence.pending -= num_asked  # the one behind them is off already
+    sequence.pending -= num_asked  # the one after them is off already
     step.memory.retreat(run.lease, item.count - num_taken)
     drafted, branched = step.outcome.drafted.get(index, 0), step.outcome.branched.get(index, 0)
     accepted = min(num_taken - 1, drafted)
