@@ -31,7 +31,7 @@ class EntryPages:
         self.guessed: npt.NDArray[np.bool_] = np.zeros((num_pages, page_size), np.bool_)
         """True for entries computed from the head's own state, and not from the target's."""
         self.taken_in: npt.NDArray[np.int64] = np.full((num_pages, page_size), -1, np.int64)
-        """The token that came behind each entry."""
+        """The token that came after each entry."""
 
 
 class HeadOfEntries:

@@ -26,7 +26,7 @@ Guess = Callable[[Sequence[int], Sequence[int], int], Sequence[int]]
 
 
 class ScriptedDrafter(Drafter):
-    """Drafts by a function that knows the coming tokens: `answer` returns the tokens behind known
+    """Drafts by a function that knows the coming tokens: `answer` returns the tokens after known
     ids.
 
     Raises AssertionError for calls that the contract of drafters rules out.

@@ -314,7 +314,7 @@ class _Packed(msgspec.Struct, frozen=True):
 
 
 def _logprobs_wanted(step: StepArrays) -> tuple[Words, Words]:
-    """Wanted rows of logits, and the tokens behind the last of these. Raises ValueError for a step
+    """Wanted rows of logits, and the tokens after the last of these. Raises ValueError for a step
     that would change logits."""
     extras = step.extras
     if extras is not None and extras.edits is not None:

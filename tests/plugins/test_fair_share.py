@@ -355,7 +355,8 @@ def test_what_one_tenant_was_given_while_it_was_alone_is_not_held_against_it():
 
 
 def test_nobody_gives_way_where_that_is_not_enough():
-    """The one behind needs all pages, of which a third tenant holds some, who is behind as well."""
+    """The tenant that is behind needs all pages. A third tenant holds some of them, and is behind
+    as well."""
     policy = FairShare(lead_tokens=8)
     bench = Bench(policy=policy, num_pages=24, max_num_seqs=3)
     bench.submit(4, 60, tenant="ahead")

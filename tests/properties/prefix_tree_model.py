@@ -134,7 +134,7 @@ class ModelTree:
         return self.num_group_pages > 0 and not self.pages[prefix].group_pages
 
     def seen(self, path: Prefix) -> list[Prefix]:
-        """Pages with at least one of the last `window` tokens that the token behind `path` sees,
+        """Pages with at least one of the last `window` tokens that the token after `path` sees,
         itself included."""
         first = len(path[1]) + 1 - self.window
         return [prefix for prefix in self.prefixes(path) if len(prefix[1]) > first]
@@ -280,7 +280,7 @@ class ModelTree:
         return True
 
     def forget(self, first: Prefix) -> None:
-        """Drop `first` and all behind it, whose receipts are gone."""
+        """Drop `first` and all after it, whose receipts are gone."""
         gone = {prefix: self.pages.pop(prefix) for prefix in [first, *self.behind(first)]}
         self.moved = {p: moved for p, moved in self.moved.items() if p not in gone}
         for cached in gone.values():
@@ -294,7 +294,7 @@ class ModelTree:
                 cached.group_pages = ()
 
     def drop(self, first: Prefix) -> dict[int, Prefix]:
-        """Drop `first` and all behind it; return the receipts that now end above, and where."""
+        """Drop `first` and all after it; return the receipts that now end above, and where."""
         for prefix in [first, *self.behind(first)]:
             self.pages.pop(prefix, None)
         above = (first[0], first[1][: -self.page_size])

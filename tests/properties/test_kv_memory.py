@@ -43,7 +43,7 @@ def prompts():
 
 
 class Holder:
-    """A lease, the known tokens of its sequence, and drafts behind these, which aren't known."""
+    """A lease, the known tokens of its sequence, and drafts after these, which aren't known."""
 
     def __init__(self, token_ids: list[int], *, publishes: bool = True) -> None:
         self.lease = KVLease()
@@ -71,7 +71,7 @@ class Holder:
         return [at for at in range(self.lease.computed) if at not in self.dropped]
 
     def index(self, position: int) -> int:
-        """Index of the entry of a token behind the dropped ones."""
+        """Index of the entry of a token after the dropped ones."""
         return position - len(self.dropped)
 
 

@@ -525,8 +525,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         masks = LateMasks([row for row, *_ in rows])
 
         def ask(row, guesses):
-            """Bring masks behind draft tokens that are all forced, except for some that are
-            late."""
+            """Bring masks after draft tokens that are all forced, except for some that are late."""
             (sequence_id, position) = next(found for at, *found in rows if at == row)
             expected = self.expected[sequence_id]
             if sequence_id in self.left or sequence_id not in self.foretold:

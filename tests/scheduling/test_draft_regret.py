@@ -71,7 +71,7 @@ class Machine:
             lengths.took(
                 rows,
                 seconds * measured,
-                # Behind draft tokens the start of the next step is unknown: it counts as verifying.
+                # After draft tokens the start of the next step is unknown: it counts as verifying.
                 verified=longest > 0 or was_verified,
                 longest=longest,
                 drafting=drafting * measured,

@@ -24,7 +24,7 @@ def _entries_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def expected_tokens(prompt: list[int], count: int, seed: int, page_size: int) -> list[int]:
-    """Tokens behind a prompt that is too short to lose any entry."""
+    """Tokens after a prompt that is too short to lose any entry."""
     ids, held = list(prompt), [*range(len(prompt))]
     while True:
         entries = entries_of(np.array(ids, np.int64), 0, 0)[held]

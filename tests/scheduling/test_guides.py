@@ -107,7 +107,7 @@ def test_what_steps_in_flight_sample_of_what_is_forced_is_told_once(
         one.sanity_check()
     expected = 1 + max(num_forced, ahead)
     assert told == [7, 8, 9, 10, 11][:expected]
-    # The rest is computed in one go, and sampled behind.
+    # The rest is computed in one go, and a token is sampled after it.
     last = told[ahead:]
     assert items(one.plan(0.0)) == [(3 + ahead, last)]
 
@@ -120,7 +120,7 @@ def test_a_row_whose_mask_is_late_is_sampled_when_it_is_there() -> None:
     one.commit(*outcome(first, 7), 0.0)
     third = one.plan(0.0)
     assert one.commit(*late(second), 0.0) == []
-    assert one.plan(0.0) is None  # the mask behind 7 is missing
+    assert one.plan(0.0) is None  # the mask after 7 is missing
     assert one.commit(*outcome(third, 99), 0.0) == []  # it was computed over nothing
     one.sanity_check()
     one.guide(sequence_id)
@@ -270,7 +270,7 @@ def test_a_step_has_no_more_rows_for_them_than_it_may_have_sequences() -> None:
 def test_where_seats_are_taken_they_are_drawn_one_by_one_and_guesses_come_behind_them(
     depth: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The mask of the token behind them is there, and none is awaited."""
+    """The mask of the token after them is there, and none is awaited."""
     one = scheduler(max_num_seqs=1)
     (sequence_id,) = one.submit(guided(max_tokens=20, max_draft_tokens=4))
     one.guide(sequence_id)

@@ -96,7 +96,7 @@ def test_one_that_made_others_give_their_pages_decodes_although_others_are_named
     while bench.sequences[second].lease.computed < 7:
         bench.step()
     in_flight = bench.plan()  # after which both need a third page
-    assert bench.scheduler.plan(0.0) is None  # the second gives its pages, behind that step
+    assert bench.scheduler.plan(0.0) is None  # the second gives its pages, after that step
     assert [s.sequence_id for s in bench.waiting] == [second]
     bench.commit(in_flight)
     policy.answers["decode"] = lambda running, view: [

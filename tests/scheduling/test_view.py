@@ -38,7 +38,7 @@ def test_a_request_starts_exactly_if_there_are_the_pages_that_it_says(reserve):
             return budget_tokens
 
     def wait_for_the_last(shared: int, own: int) -> None:
-        """Submit requests behind one that runs: the cache has `shared` tokens, which only the last
+        """Submit requests after one that runs: the cache has `shared` tokens, which only the last
         one finds."""
         bench = Bench(
             policy=Looks(),

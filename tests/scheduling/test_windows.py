@@ -25,7 +25,7 @@ def serve(bench: Bench, prompt: list[int], max_tokens: int = 6) -> list[int]:
 
 
 def cached_tokens_of_a_replay(**options: Any) -> int:
-    """Cached tokens of four conversations of four turns, in turn, behind one system prompt of 39
+    """Cached tokens of four conversations of four turns, in turn, after one system prompt of 39
     tokens."""
     bench = Bench(**{"page_size": 4, "prefix_caching": True, **options})
     system = [(3 * i) % 101 for i in range(39)]
