@@ -12,8 +12,10 @@ BACKENDS = ("native", "reference")
 
 
 def on_backends(names: Iterable[str], settings: Iterable[str]) -> pytest.MarkDecorator:
-    """Each name with each setting on the native backend, and with one of them on the reference's.
-    `make test` has each name once; where both the setting and the backend are others, it's slow."""
+    """Parametrise a test with each name, setting and backend.
+
+    `make test` runs each name once, on the native backend. Each name with another setting or
+    backend is marked `more`, and with both, `slow`."""
     settings = tuple(settings)
 
     def marks(backend: str, is_turn: bool) -> tuple[pytest.MarkDecorator, ...]:

@@ -1,4 +1,4 @@
-"""The models and their oracles, written and loaded once."""
+"""Models and their oracles, written and loaded once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Oracle = Callable[..., Any]
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny matrices: threads only wait for each other."""
+    """Use one thread in torch: matrices are tiny, so that threads would only wait."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,9 +45,10 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(scope="session")
 def oracle(directory_of: Callable[[str], Path]) -> Oracle:
-    """transformers' model of that name, attention and experts in plain torch, float32 or `dtype`.
+    """Load transformers' model of a name, with attention and experts in plain torch.
 
-    `long_context`: with longrope's long factors for short inputs too, as when it serves long ones.
+    It computes in float32 or `dtype`. `long_context` uses longrope's long factors for short inputs,
+    too, as aioserve does when it serves long contexts.
     """
     from transformers import AutoModelForCausalLM
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -77,8 +78,9 @@ def oracle(directory_of: Callable[[str], Path]) -> Oracle:
 
 @pytest.fixture(scope="session")
 def exact_logits(oracle: Oracle) -> Callable[..., torch.Tensor]:
-    """Logits of transformers' model of a name for ids, float64 [ids, vocabulary]: what any order of
-    operations in float32 rounds. Other arguments are those of `oracle`."""
+    """Compute logits of transformers' model of a name in float64: [ids, vocabulary].
+
+    Float32 in any order of operations only rounds these. Other arguments are those of `oracle`."""
 
     def compute(name: str, ids: list[int], **options: Any) -> torch.Tensor:
         model = oracle(name, dtype=torch.float64, **options)

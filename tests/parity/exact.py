@@ -1,4 +1,4 @@
-"""transformers in float64, where its code says float32 as well: what float32 rounds."""
+"""Models of transformers in float64, including the operations that its code does in float32."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ __all__ = ["float64_throughout"]
 
 @contextmanager
 def float64_throughout() -> Iterator[None]:
-    """Norms, softmax, routers and angles of a model of float64 are float32 by name in transformers.
-    In here that name is float64."""
+    """Make the name float32 mean float64.
+
+    In transformers, norms, softmax, routers and angles use float32 by name in any model."""
     with_names = {name: getattr(torch, name) for name in ("float32", "float")}
     to_float = torch.Tensor.float
     try:

@@ -1,4 +1,4 @@
-"""Drives a bare `Decoder` over shuffled KV pages, several sequences and chunks at a time."""
+"""Driver of a bare `Decoder` over shuffled KV pages, several sequences and chunks at a time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aioserve.ops import HostBatch
 from aioserve.paging.layout import first_seen, kv_layout
 
 LEFT = 2**30
-"""Page of a table entry whose page has left the window: there is none such."""
+"""Page id in table entries behind the window. No such page exists, so that reading it fails."""
 
 
 class PagedRun:
-    """Sequences that live in one KV cache. Unused page memory is NaN, so reading it shows.
+    """Sequences in one KV cache. Unused page memory is NaN, so that reading it shows.
 
-    `grouped`: layers with a window keep that alone. A page that leaves it becomes NaN after the
-    step, and is the next to be used.
+    With `grouped`, layers with a window keep only the window. A page that leaves it becomes NaN
+    after the step, and is the next to be used.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PagedRun:
 
     @property
     def num_held(self) -> int:
-        """Pages that sequences have."""
+        """Number of pages that sequences hold."""
         return self.cache.num_pages - len(self._free)
 
     def step(self, chunks: Mapping[str, Sequence[int]]) -> dict[str, torch.Tensor]:
@@ -53,7 +53,7 @@ class PagedRun:
         return {name: logits[starts[i] : starts[i + 1]] for i, name in enumerate(chunks)}
 
     def rows(self, chunks: Mapping[str, Sequence[int]], logit_rows: Sequence[int]) -> torch.Tensor:
-        """The same, but only these rows of the batch's logits, float32 [len(rows), vocab]."""
+        """`step`, but return only some rows of the batch's logits, float32 [len(rows), vocab]."""
         return self._forward(chunks, logit_rows)[0]
 
     def _forward(

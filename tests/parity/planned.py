@@ -1,4 +1,4 @@
-"""Drives a real model by step plans: through the runner of the CPU, with the logits to look at."""
+"""Driver of a real model by step plans, through the CPU's runner, which returns the logits."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ EVERY_SLOT = tuple(SlotStart(slot=slot, params=GREEDY, seed=0) for slot in range
 
 
 class PlannedRun:
-    """A runner over KV caches that begin as NaN, so that reading what nobody wrote shows; their
-    pages are of one group, as items name them."""
+    """Runner over KV caches that begin as NaN, so that reading unwritten memory shows.
+
+    Their pages have one group, as items name them."""
 
     def __init__(
         self, decoder: Decoder, page_size: int, *, num_pages: int = 256, num_host_pages: int = 256
@@ -69,8 +70,10 @@ def item(
     samples: Sequence[int] | None = None,
     dropped: int = 0,
 ) -> WorkItem:
-    """Compute `token_ids` from position `start`, and sample for these slots, by default its own.
-    `dropped`: entries before them that are no longer in the pages."""
+    """Make an item that computes `token_ids` from position `start`, and samples for `samples`.
+
+    `samples` are slots, by default its own. `dropped` is the number of earlier entries that are no
+    longer in the pages."""
     return placed_item(
         sequence_id=slot,
         slot=slot,

@@ -1,8 +1,8 @@
 """Beam search through the whole engine against transformers: ids and scores.
 
-With whole prompts and chunks, with and without the prefix cache, among neighbours, and with pages
-that run out; where some of the ids that beams like end them, and where none does; with penalties
-and all else that changes a beam's log-probabilities.
+Prompts are whole or chunked, with and without the prefix cache, among neighbours, and with pages
+that run out. Likely ids end beams in some models, and in others none does. Penalties and all other
+edits of a beam's log-probabilities are covered.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TOLERANCE = 1e-4
 
 
 class ByHistory(LogitsProcessor):
-    """Tokens of prompt and answer each decide the next."""
+    """Processor by which the tokens of prompt and completion decide the next one."""
 
     def process(self, prompt_ids, answer_ids, logits):
         logits[prompt_ids] -= 0.5
@@ -76,8 +76,7 @@ class Plugin:
 
 
 class AsDefined:
-    """What transformers has no processor for, as one of its own: of rows of ids and of
-    log-probabilities."""
+    """Edits that transformers lacks, as a processor of its own on ids and log-probabilities."""
 
     def __init__(self, edits: dict[str, Any], prompt_tokens: int) -> None:
         self._edits = edits
@@ -111,7 +110,7 @@ def prompts() -> list[list[int]]:
 def with_ends(
     directory_of: Callable[[str], Path], oracle: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """The same model, of which ids end an answer that its beams have in the middle."""
+    """Write the model with end ids that its beams have in the middle of a completion."""
 
     @cache
     def write(name: str) -> Path:
@@ -138,7 +137,7 @@ def generated(
     eos: list[int],
     edits: dict[str, Any] | None = None,
 ) -> list[tuple[float, list[int]]]:
-    """transformers' beams."""
+    """Search for beams with transformers."""
     width, edits = search["beam_width"], edits or {}
     bias = {(token_id,): value for token_id, value in edits.get("logit_bias", {}).items()}
     told = model.generate(
@@ -159,7 +158,7 @@ def generated(
         return_dict_in_generate=True,
         output_scores=True,
     )
-    # It gives no score for a single one.
+    # With a single beam, transformers returns no score.
     scores = [0.0] if width == 1 else told.sequences_scores.tolist()
     beams = []
     for score, row in zip(scores, told.sequences[:, len(prompt) :].tolist(), strict=True):
@@ -171,7 +170,7 @@ def generated(
 def assert_beams(
     expected: list[tuple[float, list[int]]], search: Any, eos: list[int], beams: Any
 ) -> int:
-    """How many of them ended before the longest."""
+    """Compare beams, and return the number of those that ended before the token limit."""
     assert [list(beam.token_ids) for beam in beams] == [ids for _, ids in expected]
     for beam, (score, ids) in zip(beams, expected, strict=True):
         if search["beam_width"] > 1:
@@ -211,13 +210,13 @@ async def test_beams_and_scores_are_those_of_transformers(
 
 @pytest.fixture(scope="module")
 def edited(with_ends: Callable[[str], Path], oracle: Any) -> Callable[[str], list[Any]]:
-    """Prompts, searches, edits, and what transformers finds with them, and without."""
+    """Return prompts, searches, edits, and transformers' beams with and without the edits."""
 
     @cache
     def find(name: str) -> list[Any]:
         eos = json.loads((with_ends(name) / "config.json").read_text())["eos_token_id"]
         model, found = oracle(name), []
-        # A single beam is drawn from logits there.
+        # In transformers, a single beam is drawn from logits.
         searches = [search for search in SEARCHES if search["beam_width"] > 1]
         for index, edits in enumerate(EDITS):
             for prompt in (prompts()[index], prompts()[(index + 3) % len(EDITS)]):

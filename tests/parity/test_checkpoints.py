@@ -1,4 +1,4 @@
-"""Directories as transformers writes them: its config spelling, several shards, other towers."""
+"""Directories that transformers writes: its config spelling, several shards, other towers."""
 
 from __future__ import annotations
 

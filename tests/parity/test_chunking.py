@@ -1,4 +1,4 @@
-"""However sequences are cut into chunks, mixed and paged, the logits are those of whole prompts."""
+"""Logits are those of whole prompts, however sequences are cut into chunks, mixed and paged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def token_ids(name: str) -> list[int]:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> list[dict[str, int]]:
-    """Steps, each computing some further tokens of at least one sequence, until all are done."""
+    """Draw steps that each compute further tokens of some sequences, until all are done."""
     left = dict(LENGTHS)
     steps = []
     while left:
@@ -41,7 +41,7 @@ def schedules(draw: st.DrawFn) -> list[dict[str, int]]:
 
 @pytest.fixture(scope="module")
 def whole(directory_of, backend):
-    """Decoder and each sequence's logits computed alone in one step, by model."""
+    """Return, by model, the decoder and the logits of each sequence alone, in one step."""
 
     @cache
     def compute(model: str) -> tuple[Decoder, dict[str, torch.Tensor]]:

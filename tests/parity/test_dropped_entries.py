@@ -1,7 +1,7 @@
 """Sequences that have lost entries in the middle, against transformers with a mask.
 
-Positions and indices differ from then on: rotations, learned positions and factors on queries go
-by position, pages and what is seen by index.
+Positions and indices differ from then on. Rotations, learned positions and factors on queries
+depend on positions. Pages and attention depend on indices.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.parity.tiny_models import VOCAB_SIZE
 PAGE_SIZE = 4
 PROMPT, CHUNK, DECODES = 30, 5, 9
 DROPPED = range(4, 12)
-"""Positions of two whole pages, which no window of a later token reaches."""
+"""Dropped positions: two whole pages, which no window of a later token reaches."""
 NAMES = ("llama3", "qwen3-sliding", "gemma3", "gpt-oss", "ministral3", "deepseek3", "gpt2")
-"""Scaled rotations, windows with rotations of their own, sinks, factors on queries by position,
-latents, and learned positions."""
+"""Models with scaled rotations, windows with rotations of their own, sinks, factors on queries by
+position, latents, and learned positions."""
 TOLERANCE = 1e-5
-"""Of the largest logit."""
+"""Largest error, as a share of the largest logit."""
 ROUNDING = 1e-4
 
 
@@ -39,8 +39,9 @@ def ids_of(seed: int, length: int) -> list[int]:
 
 
 def masked_logits(model: Any, ids: Sequence[int], seen: torch.Tensor) -> torch.Tensor:
-    """Logits of transformers' model, [ids, vocabulary], where the token of row `i` sees those that
-    `seen`, bool [ids, ids], names."""
+    """Compute logits of transformers' model, [ids, vocabulary], with a mask.
+
+    The token of row `i` attends to those that `seen[i]`, bool [ids, ids], marks."""
     window = getattr(model.config, "sliding_window", None) or len(ids)
     at = torch.arange(len(ids))
     masks = {
@@ -68,7 +69,7 @@ def all_before(length: int) -> torch.Tensor:
 async def test_a_sequence_that_lost_entries_goes_on_by_position_and_index(
     name, directory_of, oracle, backend
 ):
-    """Beside one that has all of them, in chunks and token by token. The dropped pages are NaN."""
+    """A complete sequence runs along, in chunks and token by token. Dropped pages are NaN."""
     length = PROMPT + CHUNK + DECODES
     ids, other = ids_of(1, length), ids_of(2, length)
     pages, own = [9, 2, 14, 5, 11, 3, 8, 1, 7, 6, 12], [*range(20, 31)]
@@ -103,8 +104,7 @@ async def test_a_sequence_that_lost_entries_goes_on_by_position_and_index(
 @pytest.mark.parametrize("name", ["llama3", "ministral3", "deepseek3", "gpt2"])
 @pytest.mark.asyncio
 async def test_any_number_of_entries_may_be_missing(name, directory_of, oracle, backend):
-    """Those of the last tokens of a chunk are written over: no whole pages, and no multiple of
-    anything."""
+    """Entries of a chunk's last tokens are overwritten, in a number that divides by nothing."""
     length, chunk, dropped = 40, 23, 7
     ids, pages = ids_of(4, length), [9, 2, 14, 5, 11, 3, 8, 1, 7]
     starts = [chunk, 30, *range(36, length)]
@@ -151,8 +151,9 @@ def engine_of(directory: Any, backend: Any, **options: Any) -> Engine:
 
 
 def seen_by(length: int, ends: Sequence[int]) -> torch.Tensor:
-    """What each token sees, bool [length, length], where steps compute up to each of `ends`, and
-    then a token each."""
+    """Mask of the tokens that each token attends to, bool [length, length].
+
+    Steps compute up to each of `ends`, and then one token each."""
     seen = torch.zeros(length, length, dtype=torch.bool)
     held: list[int] = []
     start = 0
@@ -166,7 +167,7 @@ def seen_by(length: int, ends: Sequence[int]) -> torch.Tensor:
 
 
 def assert_logprobs(model: Any, prompt: list[int], answer: Any, ends: list[int]) -> None:
-    """Each token of an answer has the log-probability of the model with a mask."""
+    """Check that each token of a completion has the log-probability of the model with a mask."""
     ids = prompt + list(answer.token_ids)
     logits = masked_logits(model, ids, seen_by(len(ids), ends))
     expected = torch.log_softmax(logits, dim=1)

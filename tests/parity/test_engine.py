@@ -1,7 +1,7 @@
-"""Greedy answers through the whole engine against transformers, token by token.
+"""Greedy completions through the whole engine against transformers, token by token.
 
-Paged, chunked, many requests at once; with room to spare, and with pages that run out so that
-requests are preempted and computed again.
+Many requests run at once, paged and chunked. Some engines have pages to spare. In others, pages run
+out, so that requests are preempted and computed again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def test_an_engine_for_short_contexts_takes_the_short_factors_of_longrope(
 
 @torch.inference_mode()
 def assert_greedy(model: Any, prompt: list[int], answer: Completion) -> None:
-    """Each token is the most likely one after those before it, up to a tie within rounding."""
+    """Check that each token is the most likely one, up to a tie within rounding."""
     ids = list(answer.token_ids)
     assert len(ids) == NUM_TOKENS
     logits = model(torch.tensor([prompt + ids]), use_cache=False).logits[0]

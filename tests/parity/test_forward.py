@@ -1,4 +1,4 @@
-"""The bare forward pass against transformers, every architecture, through the paged cache."""
+"""Bare forward pass of every architecture, through the paged cache, against transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import ARCHITECTURES, CONFIGS, VOCAB_SIZE
 
 TOLERANCE = 1e-5
-"""Of the largest logit."""
+"""Largest error, as a share of the largest logit."""
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -30,7 +30,7 @@ def expected_logits(model: Any, ids: list[int]) -> torch.Tensor:
 
 
 def relative_error(actual: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest difference, relative to the largest logit."""
+    """Return the largest difference, relative to the largest logit."""
     assert actual.shape == exact.shape
     assert (actual.dtype, exact.dtype) == (torch.float32, torch.float64)
     return ((actual.double() - exact).abs().max() / exact.abs().max()).item()
@@ -52,7 +52,7 @@ def decoder_of(backend: Backend, directory_of: Callable[[str], Path]) -> Callabl
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_whole_prompt_gives_the_logits_of_transformers(name, decoder_of, oracle, exact_logits):
-    """Both round in float32, in other orders: each is as near to float64 as the other."""
+    """Both round in float32, in different orders, and are equally close to float64."""
     ids = prompt(100)
     run = PagedRun(decoder_of(name))
 
@@ -103,7 +103,7 @@ def test_longrope_serving_short_contexts_uses_the_short_factors(decoder_of, exac
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_bfloat16_stays_near_float32(name, decoder_of, oracle):
-    """Rounded weights and activations: not equal, but clearly the same function."""
+    """Logits of rounded weights and activations differ, but clearly are of the same function."""
     ids = prompt(60)
     run = PagedRun(decoder_of(name, dtype="bfloat16"))
 
@@ -125,7 +125,7 @@ def test_only_the_sampled_rows_come_back_in_the_order_asked_for(decoder_of):
 
     assert largest_error(some, torch.cat(list(every_row.values()))[[12, 4]]) < 1e-5
     assert none.shape == (0, VOCAB_SIZE)
-    # What nobody asked for was computed all the same: the next token attends to it.
+    # Rows without logits were computed all the same: the next token attends to them.
     following = PagedRun(decoder)
     following.step(chunks)
     expected = following.step({"a": [7]})["a"]

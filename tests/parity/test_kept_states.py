@@ -1,5 +1,4 @@
-"""Hidden states that a decoder keeps beside those of transformers: what goes into its layers, and
-what leaves the last one."""
+"""Hidden states that a decoder keeps, against transformers: inputs of layers, and last outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ IDS = [(37 * i + 5) % VOCAB_SIZE for i in range(21)]
 
 
 def expected_states(model: Any, ids: list[int], kept: tuple[int, ...]) -> torch.Tensor:
-    """What the layers of transformers' model are given, and what its last one gives."""
+    """Return the inputs of layers of transformers' model, and the output of its last one."""
     found: dict[int, torch.Tensor] = {}
     body = model.transformer.h if hasattr(model, "transformer") else model.model.layers
     hooks: list[Any] = []

@@ -1,4 +1,4 @@
-"""Models whose layers keep a window alone: the tokens of models that keep everything."""
+"""Models whose layers keep only a window have the tokens of models that keep everything."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ids(length: int, seed: int) -> list[int]:
 
 @st.composite
 def chunks(draw: st.DrawFn) -> list[dict[str, list[int]]]:
-    """Steps of up to three sequences, in which some prompts go on and others decode."""
+    """Draw steps of up to three sequences, in which some prompts go on and others decode."""
     steps = []
     for number in range(draw(st.integers(1, 7))):
         names = draw(st.sets(st.sampled_from("abc"), min_size=1))

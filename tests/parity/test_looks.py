@@ -1,5 +1,6 @@
-"""Embeddings and scores through the whole engine against transformers: with chunks, prefix hits,
-preemption, and neighbours that generate."""
+"""Embeddings and scores through the whole engine against transformers.
+
+There are chunks, prefix hits, preemption, and neighbours that generate."""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ WAYS: tuple[tuple[Pooling, bool], ...] = (
     ("mean", True),
     ("cls", False),
 )
-"""Pooling, and whether it is normalised."""
+"""Ways of pooling, each with a flag for normalisation."""
 NEIGHBOUR = SamplingParams(temperature=0.7, seed=3, max_tokens=24, ignore_eos=True)
 
 
 @asynccontextmanager
 async def preempting(engine: Engine) -> AsyncIterator[None]:
-    """Meanwhile, who is in the middle of a prompt gives its pages back, twice."""
+    """Preempt each request twice in the middle of its prompt, while the context is open."""
 
     async def preempt() -> None:
         live = engine._lifecycle
@@ -85,7 +86,7 @@ def assert_score(model: Any, prompt: list[int], score: Score, top: int) -> None:
 @pytest.mark.parametrize(("name", "settings"), SCENES, ids=IDS)
 @pytest.mark.asyncio
 async def test_embeddings_are_those_of_transformers(name, settings, directory_of, oracle, backend):
-    """Of prompts that begin alike, twice, so that the second time finds what is cached."""
+    """Prompts share a beginning, and come twice, so that the second time hits the cache."""
     options = {**settings, "backend": backend.name, "dtype": "float32"}
     async with Engine(str(directory_of(name)), **options) as engine:
         rounds = []
@@ -166,7 +167,7 @@ async def test_neighbours_of_embeddings_answer_as_they_do_alone(directory_of, ba
 async def test_no_logits_are_made_of_hidden_states_that_are_only_added(
     directory_of, backend, monkeypatch
 ):
-    """With a vocabulary of 151,936, those of 2048 tokens would take 1.2 GB."""
+    """Logits of 2048 tokens would take 1.2 GB with a vocabulary of 151,936."""
     linear, rows = TensorOps.linear, []
 
     def seen(self: TensorOps, x: torch.Tensor, layer: Linear) -> torch.Tensor:

@@ -1,6 +1,7 @@
-"""What requests ask for beyond greedy answers, through the whole engine: log-probabilities against
-transformers, penalties against its `generate`, and a batch in which each row asks for something
-else."""
+"""Options of requests through the whole engine, against transformers.
+
+These are log-probabilities, penalties against its `generate`, and a batch in which each row has
+other options."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ TIGHT: dict[str, Any] = {
     "max_num_batched_tokens": 13,
     "output_reserve_tokens": 0,
 }
-"""Prompts are chunked, and requests preempted."""
+"""Options of an engine that chunks prompts and preempts requests."""
 ROOMY: dict[str, Any] = {"page_size": 16, "num_pages": 256}
 
 
@@ -34,7 +35,7 @@ def prompt_of(seed: int, length: int) -> list[int]:
 
 @torch.inference_mode()
 def expected_logprobs(model: Any, ids: list[int]) -> torch.Tensor:
-    """Row `p` is of the token at position `p + 1`."""
+    """Compute log-probabilities, where row `p` is for the token at position `p + 1`."""
     return torch.log_softmax(model(torch.tensor([ids]), use_cache=False).logits[0], dim=1)
 
 
@@ -61,7 +62,7 @@ def assert_logprobs(model: Any, prompt: list[int], answer: Completion, top: int)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.asyncio
 async def test_logprobs_are_those_of_transformers(name, settings, directory_of, oracle, backend):
-    """Of answers and of prompts, which begin alike, come twice, and have busy neighbours."""
+    """Completions and prompts are checked. Prompts share a beginning, and have busy neighbours."""
     beginning = prompt_of(1, 24)
     prompts = [[*beginning, *prompt_of(seed, 3 + 5 * seed)] for seed in range(4)]
     params = SamplingParams(
@@ -144,7 +145,7 @@ def params_of(edits: dict[str, Any]) -> SamplingParams:
 
 
 def any_params(source: random.Random) -> SamplingParams:
-    """Some of everything, whatever goes together."""
+    """Draw parameters of all kinds that can be combined."""
 
     def sometimes(value: Any, otherwise: Any) -> Any:
         return value if source.random() < 0.4 else otherwise

@@ -1,4 +1,4 @@
-"""Rerankers against transformers: classifiers of one label, and models that say yes or no."""
+"""Rerankers against transformers: classifiers of one label, and models that answer yes or no."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def prompt_of(query: str, document: str, instruction: str = INSTRUCTION) -> str:
 
 @torch.inference_mode()
 def relevance(model: Any, ids: list[int], words: tuple[int, int] = (261, 262)) -> float:
-    """By a classifier's logit, or by those of two tokens."""
+    """Compute the relevance from a classifier's logit, or from the logits of two tokens."""
     logits = model(torch.tensor([ids]), use_cache=False).logits.double()
     if logits.ndim == 2:
         return torch.sigmoid(logits[0, 0]).item()

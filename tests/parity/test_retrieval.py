@@ -1,5 +1,6 @@
-"""Models for retrieval, as sentence-transformers stores them, against transformers: vectors by the
-model's own files, in chunks, beside cached prefixes, under preemption, among any neighbours."""
+"""Models for retrieval in sentence-transformers' format, against transformers.
+
+Vectors follow the model's own files, in chunks, with cached prefixes, preemption and neighbours."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ WORDS = ("no", "yes")
 
 
 def write_model(directory: Path, kind: str, *, tied: bool = True, **config: Any) -> Any:
-    """A random model of a class of transformers', and its files."""
+    """Write a random model of one of transformers' classes, with its files."""
     torch.manual_seed(7)
     settings = transformers.Qwen3Config(**SHAPE | config, tie_word_embeddings=tied)
     model = getattr(transformers, kind)(settings).float().eval()
@@ -108,7 +109,7 @@ def write_modules(directory: Path, pooling: str, *, normalize: bool, **more: Any
 
 
 def without_head(directory: Path) -> None:
-    """Name the tensors as those of Qwen3-Embedding are, and leave the head out."""
+    """Rename tensors as in Qwen3-Embedding, and leave the head out."""
     from safetensors.numpy import load_file, save_file
 
     file = directory / "model.safetensors"
@@ -160,7 +161,7 @@ async def test_vectors_are_those_that_the_files_ask_for(
                 )
             np.testing.assert_allclose(found, expected, atol=ATOL)
             np.testing.assert_allclose(texts, expected[: len(TEXTS)], atol=ATOL)
-            apart = 0 if pooling == "lasttoken" else 1e-6  # parts of a sum, added in other chunks
+            apart = 0 if pooling == "lasttoken" else 1e-6  # chunks change the order of a sum
             np.testing.assert_allclose(texts, found[: len(TEXTS)], atol=apart, rtol=0)
             np.testing.assert_allclose(alone, found[1], atol=apart, rtol=0)
         assert engine.stats().tokens_cached_total > 0 or pooling != "lasttoken"

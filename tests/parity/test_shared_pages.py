@@ -57,12 +57,12 @@ def decoder_of(directory_of, request: pytest.FixtureRequest) -> Callable[[str], 
 
 
 def alone(decoder: Decoder, ids: list[int]) -> torch.Tensor:
-    """The logits of every token of a sequence that shares nothing, computed in one step."""
+    """Compute the logits of every token of a sequence that shares nothing, in one step."""
     return PagedRun(decoder).step({"alone": ids})["alone"]
 
 
 class Sequence:
-    """A prompt whose first `shared` tokens are those of `parent`, in the same pages."""
+    """Prompt whose first `shared` tokens are those of `parent`, in the same pages."""
 
     def __init__(
         self, slot: int, length: int, page_size: int, free: list[int], parent: Sequence | None
@@ -86,7 +86,7 @@ class Sequence:
 
     @property
     def may_start(self) -> bool:
-        """All that it shares is written, in earlier steps or by earlier items of this one."""
+        """True if shared entries are written in earlier steps, or by earlier items of this one."""
         parent = self.parent
         return parent is None or (parent.may_start and parent.written >= self.shared)
 
@@ -95,7 +95,7 @@ class Sequence:
 @given(data=st.data())
 @every_model
 async def test_what_an_earlier_item_of_the_same_step_writes_may_be_shared(model, decoder_of, data):
-    """Any family tree, any chunks: the first sequence is decoded meanwhile, and shares nothing."""
+    """Family trees and chunks are arbitrary. The first sequence decodes, and shares nothing."""
     decoder = decoder_of(model)
     page_size = data.draw(st.sampled_from(PAGE_SIZES), "page size")
     free = list(range(1024))
@@ -209,7 +209,7 @@ async def test_forks_write_to_copies_and_their_parent_to_the_page_itself(
 async def test_a_sequence_that_was_swapped_out_and_in_goes_on_as_if_nothing_had_been(
     model, page_size, decoder_of
 ):
-    """Its old pages are another's in the meantime, and it comes back to others."""
+    """Another sequence uses its old pages in the meantime, and it returns to other pages."""
     decoder = decoder_of(model)
     length = 90
     ids = token_ids("a", length + 2)

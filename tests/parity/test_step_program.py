@@ -1,4 +1,4 @@
-"""Step program on and off: the same bits, for every architecture and through the whole engine."""
+"""Step programs give the same bits as single ops, in every architecture and the whole engine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A tiny random model of every architecture, for tests that need a real one.
+"""Tiny random models of every architecture, for tests that need a real one.
 
-`write(name, directory)` makes a Hugging Face directory with weights and tokenizer. The shapes are
-chosen so that a mistake shows: windows shorter than the contexts that tests use, scaled ropes with
-an original context that tests cross, odd head counts, soft caps that bend the scores.
+`write(name, directory)` makes a Hugging Face directory with weights and tokenizer. Shapes are
+chosen so that mistakes show: windows are shorter than the contexts of tests, and tests cross the
+original context of scaled ropes. Head counts are odd, and soft caps bend the scores.
 """
 
 from __future__ import annotations
@@ -361,13 +361,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
     },
 }
-"""Name -> config.json, in the spelling of transformers 4."""
+"""Contents of config.json by name, in the spelling of transformers 4."""
 
 ARCHITECTURES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo3", "cohere2",
     "nemotron", "gpt-oss", "gpt2",
 )  # fmt: skip
-"""One name for each way to put norms, attention and MLP together."""
+"""One name for each arrangement of norms, attention and MLP."""
 
 
 def write(name: str, directory: Path, *, dtype: str = "float32", seed: int = 0) -> Path:
