@@ -1,4 +1,4 @@
-"""Plain text, streamed from aiohttp. Start it with
+"""Stream plain text from aiohttp. Start it with
 
     python aiohttp_app.py
 
@@ -26,7 +26,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
     prompt = (await request.read()).decode(errors="replace")
     try:
         stream = request.app[ENGINE].stream(prompt, PARAMS)
-        await stream.started()  # a prompt that is too long shows here, while 400 can still be said
+        await stream.started()  # a prompt that is too long fails here, in time for a 400
     except InvalidRequestError as error:
         raise web.HTTPBadRequest(text=str(error)) from error
     except RequestRefusedError as error:
@@ -48,6 +48,6 @@ def create_app() -> web.Application:
 
 
 if __name__ == "__main__":
-    # aiohttp lets a handler run on after its client has gone unless it is told to cancel it; a
-    # request that still waits in the queue would then be answered for nobody.
+    # Without this, aiohttp lets a handler run on after its client has disconnected. A request that
+    # still waits in the queue would then be answered for nobody.
     web.run_app(create_app(), handler_cancellation=True)

@@ -1,7 +1,7 @@
-"""A scheduling policy of one's own: short prompts first, without starving the long ones.
+"""Custom scheduling policy: short prompts first, without starving the long ones.
 
-A prompt's rank is its length less the work that the engine has done since it arrived. A prompt of
-2,000 tokens is thus overtaken by short ones for at most about 2,000 tokens of work.
+A prompt's rank is its length less the work that the engine has done since it arrived. So short ones
+overtake a prompt of 2,000 tokens for at most about 2,000 tokens of work.
 """
 
 import asyncio

@@ -50,15 +50,15 @@ async def ask(body: Question, request: Request) -> Response:
     messages = [{"role": "user", "content": body.question}]
     stream = app.state.engine.stream(messages, PARAMS)
     async with until_disconnected(request):
-        # What ends the request before its first token is raised here, while another status than
-        # 200 can still be said.
+        # Errors that end the request before its first token are raised here, in time for a status
+        # other than 200.
         await stream.started()
         return StreamingResponse(events(stream), media_type="text/event-stream")
-    return Response(status_code=499)  # the client has gone, and with it its request of the engine
+    return Response(status_code=499)  # the client has disconnected, which ended its request
 
 
 async def events(stream: TokenStream) -> AsyncIterator[str]:
-    # When the client goes away this generator is cancelled, and leaving `async with` ends the
+    # When the client disconnects this generator is cancelled. Leaving `async with` then ends the
     # request: no later step works for it.
     async with stream:
         try:
@@ -75,7 +75,7 @@ async def ask_whole(body: Question, request: Request) -> dict[str, str] | Respon
     async with until_disconnected(request):
         completion = await app.state.engine.generate(messages, PARAMS)
         return {"text": completion.text}
-    # The client has gone, and its request of the engine has ended.
+    # The client has disconnected, which ended its request.
     return Response(status_code=499)
 
 

@@ -1,4 +1,4 @@
-"""Plain text, streamed from Starlette. Start it with
+"""Stream plain text from Starlette. Start it with
 
     uvicorn starlette_app:app
 
@@ -32,18 +32,18 @@ async def complete(request: Request) -> Response:
     try:
         stream = request.app.state.engine.stream(prompt, PARAMS)
         async with until_disconnected(request):
-            await stream.started()  # a prompt that is too long shows here: 400 can still be said
+            await stream.started()  # a prompt that is too long fails here, in time for a 400
             return StreamingResponse(text(stream), media_type="text/plain")
     except InvalidRequestError as error:
         return PlainTextResponse(str(error), status_code=400)
     except RequestRefusedError as error:
         return PlainTextResponse(str(error), status_code=503)
-    return Response(status_code=499)  # the client has gone, and with it its request of the engine
+    return Response(status_code=499)  # the client has disconnected, which ended its request
 
 
 async def text(stream: TokenStream) -> AsyncIterator[str]:
-    # Starlette cancels this generator when the client goes away; leaving `async with` then ends the
-    # request: no later step works for it.
+    # Starlette cancels this generator when the client disconnects. Leaving `async with` then ends
+    # the request: no later step works for it.
     async with stream:
         async for token in stream:
             yield token.text

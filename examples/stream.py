@@ -1,4 +1,4 @@
-"""One answer, token by token, from the model that comes with aioserve."""
+"""Stream one answer, token by token, from the model that comes with aioserve."""
 
 import asyncio
 

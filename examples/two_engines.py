@@ -1,4 +1,6 @@
-"""Two engines in one event loop, 64 streams at once, a third of them left in the middle."""
+"""Run two engines in one event loop, with 64 streams at once, a third of them left in the
+middle.
+"""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A chat through LangChain, which finds the server as the openai client does.
+"""Chat through LangChain, which finds the server as the openai client does.
 
 OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=... python langchain_chat.py
 """
@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 
 class Module(BaseModel):
-    name: str = Field(max_length=20)  # a model without a word for it would never end
+    name: str = Field(max_length=20)  # without a limit a model may write a name that never ends
     is_in_standard_library: bool
 
 

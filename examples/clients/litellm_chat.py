@@ -1,4 +1,4 @@
-"""A chat through litellm, which gateways are made of.
+"""Chat through litellm, which many gateways are built on.
 
 OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=... python litellm_chat.py
 """

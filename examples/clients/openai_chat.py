@@ -1,4 +1,4 @@
-"""A chat through the openai client, which finds the server by two variables:
+"""Chat through the openai client, which finds the server by two variables:
 
 OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=... python openai_chat.py
 """

@@ -11,8 +11,10 @@ from aioserve.testing import FakeModel
 
 @pytest.fixture
 def client_of() -> Iterator[Callable[..., TestClient]]:
-    """Makes a client of the app with a model and options of the engine, which lives as long as the
-    test."""
+    """Make a client of the app with a model and options of the engine.
+
+    The engine lives as long as the test.
+    """
     with ExitStack() as stack:
 
         def make(model: FakeModel, **options: Any) -> TestClient:

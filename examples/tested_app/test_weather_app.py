@@ -109,7 +109,7 @@ def test_a_client_that_leaves():
 
 
 async def left_after(num_pieces: int, app: Any, path: str, body: Any) -> str:
-    """The text that a client has read, which leaves after so many pieces."""
+    """Return the text that a client has read which disconnects after so many pieces."""
     read: list[bytes] = []
     sent = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
     leaves = asyncio.Event()

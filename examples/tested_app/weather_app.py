@@ -1,4 +1,4 @@
-"""An app whose tests are in `test_weather_app.py`, for docs/how-to/test-your-app.md."""
+"""App whose tests are in `test_weather_app.py`, for docs/how-to/test-your-app.md."""
 
 import json
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ class Place(BaseModel):
 
 
 def create_app(model: Any = "pyhelp", **options: Any) -> FastAPI:
-    """The app around an engine with that model, a name or an object, and these options."""
+    """Make the app around an engine with that model, a name or an object, and these options."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

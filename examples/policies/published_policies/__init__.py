@@ -1,4 +1,4 @@
 """Scheduling policies from papers, one file each, written against `aioserve`'s public names.
 
-They are for comparison: each does what its paper is about, and no more.
+They are for comparison: each follows the idea of its paper, and nothing beyond it.
 """

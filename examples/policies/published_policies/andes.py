@@ -18,10 +18,11 @@ __all__ = ["QualityOfExperience"]
 
 
 class QualityOfExperience(SchedulingPolicy):
-    """A reader takes one token in `tpot_target_seconds`, or in `reading_seconds` where the request
-    has no such target. Who has more than `buffer_seconds` to read gives its slot and pages to
-    somebody who waits, most of all who would have most left; and comes back before others once it
-    has less.
+    """Serve readers who have nothing left to read before those who have plenty.
+
+    A reader takes one token in `tpot_target_seconds`, or in `reading_seconds` if the request has no
+    such target. A reader with more than `buffer_seconds` to read gives its slot and pages to one
+    who waits, first of all the reader with most left. It comes back before others once it has less.
 
     Raises `ConfigError` for seconds that aren't positive and finite.
 
@@ -40,7 +41,9 @@ class QualityOfExperience(SchedulingPolicy):
         self.buffer_seconds = buffer_seconds
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        """Those who have nothing to read, in order of arrival, or of when they ran out of it."""
+        """Return first those with nothing to read, in order of arrival, then by the time they run
+        out.
+        """
         hungry = [request for request in waiting if self._to_read(request, view) <= 0]
         others = [request for request in waiting if self._to_read(request, view) > 0]
         return [*hungry, *sorted(others, key=lambda request: self._to_read(request, view))]
@@ -62,7 +65,7 @@ class QualityOfExperience(SchedulingPolicy):
                 return
 
     def _to_read(self, request: RequestView, view: SchedulerView) -> float:
-        """Seconds for which its reader is busy with what has come."""
+        """Return the seconds that the reader needs for the text that has come."""
         if request.first_token_seconds is None:
             return 0.0
         per_token = request.tpot_target_seconds or self.reading_seconds

@@ -19,12 +19,12 @@ Rank = tuple[int, int]
 
 
 class SkipJoinMLFQ(SchedulingPolicy):
-    """Nobody knows how long an answer will be, so requests sink, level by level, as it gets long.
-    Those of higher levels take the slots and pages of lower ones.
+    """Lower the level of requests as their answers get long, since nobody knows the lengths ahead.
 
-    A request joins at the level that its prompt's length alone would have brought it to: 0 for up
-    to `prompt_tokens`, and one more for each doubling. At level k it stays for `quantum_tokens *
-    2**k` tokens. Once `patience_tokens` have been processed since it arrived, it is back at 0.
+    Requests of higher levels take the slots and pages of lower ones. A request joins at the level
+    that its prompt's length alone would have brought it to. Level 0 is for up to `prompt_tokens`,
+    and each doubling is one level more. At level k it stays for `quantum_tokens * 2**k` tokens.
+    Once `patience_tokens` have been processed since it arrived, it is back at 0.
 
     Wu et al.: "Fast Distributed Inference Serving for Large Language Models", arXiv 2305.05920,
     2023.

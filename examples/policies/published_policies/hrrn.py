@@ -10,11 +10,10 @@ __all__ = ["HighestResponseRatioNext"]
 
 
 class HighestResponseRatioNext(SchedulingPolicy):
-    """Starts the request whose wait is the longest as a multiple of the work that it brings: short
-    ones soon, and long ones in their time.
+    """Start the request with the longest wait as a multiple of its work.
 
-    Wait and work are counted in tokens. The work is the prompt's uncached tokens, and the forecast
-    of the answer where there is one.
+    Short ones start soon, and long ones in their time. Wait and work are counted in tokens. The
+    work is the prompt's uncached tokens, and the forecast of the answer if there is one.
 
     Brinch Hansen: "An Analysis of Response Ratio Scheduling", IFIP Congress 1971.
     """
@@ -25,7 +24,7 @@ class HighestResponseRatioNext(SchedulingPolicy):
             left = (request.predicted_output_tokens or 0) - request.generated_tokens
             return waited / (request.uncached_tokens + max(0, left))
 
-        return sorted(waiting, key=ratio, reverse=True)  # of equal ratio, in order of arrival
+        return sorted(waiting, key=ratio, reverse=True)  # if ratios are equal, in order of arrival
 
 
 @hookimpl

@@ -8,11 +8,11 @@ __all__ = ["Orca"]
 
 
 class Orca(SchedulingPolicy):
-    """Requests join and leave the batch at every step, in order of arrival. A prompt is computed in
-    the step in which its request joins, beside those that decode.
+    """Let requests join and leave the batch at every step, in order of arrival.
 
-    A prompt that is longer than a whole step is computed in as few pieces as can be. Where the next
-    prompt doesn't fit what is left of a step, those behind it wait too.
+    A prompt is computed in the step in which its request joins, beside the requests that decode. A
+    prompt that is longer than a whole step is computed in as few pieces as possible. If the next
+    prompt doesn't fit the rest of a step, later ones wait too.
 
     Yu, Jeong, Kim, Kim, Chun: "Orca: A Distributed Serving System for Transformer-Based Generative
     Models", OSDI 2022.

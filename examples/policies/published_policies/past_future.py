@@ -1,4 +1,4 @@
-"""LightLLM's past-future reserve: as many pages for answers as those before them took."""
+"""LightLLM's past-future reserve: as many pages for answers as earlier answers took."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["PastFuture"]
 
 
 class PastFuture(SchedulingPolicy):
-    """A request starts where all that run, and it, will have their pages at the moment when they
-    need most, if their answers are as long as those of the past.
+    """Start a request only if the pages suffice at the moment when the running ones need most.
 
-    How long an answer will be is drawn from the last `window` answers that were longer than it is
-    now. The peak is found as in the paper: with the requests in order of what remains of them,
-    longest first, it comes when one of them ends. Until `least_answers` answers are known, the
-    engine's own reserve decides. Raises `ConfigError` for numbers below 1.
+    The answers, including its own, are assumed to be as long as earlier ones. The length of an
+    answer is drawn from the last `window` answers that were longer than it is now. The peak is
+    found as in the paper: it comes when one of the requests ends, in order of their remaining
+    tokens, longest first. Until `least_answers` answers are known, the engine's own reserve
+    decides. Raises `ConfigError` for numbers below 1.
 
     Gong et al.: "Past-Future Scheduler for LLM Serving under SLA Guarantees", ASPLOS 2025.
     """
@@ -38,7 +38,7 @@ class PastFuture(SchedulingPolicy):
         self._past: deque[int] = deque(maxlen=window)
         self._random = random.Random(seed)
         self._drawn: dict[int, int] = {}
-        """How long the answers of those that run are taken to be, by their arrival."""
+        """Assumed lengths of the answers of running requests, by their arrival."""
 
     def finished(self, requests: Sequence[RequestView]) -> None:
         for request in requests:

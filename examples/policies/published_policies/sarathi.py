@@ -1,4 +1,6 @@
-"""Sarathi-Serve: decodes in every step, and of prompts what the time between tokens allows."""
+"""Sarathi-Serve: decodes in every step, and as many prompt tokens as the time between tokens
+allows.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ __all__ = ["StallFree"]
 
 
 class StallFree(SchedulingPolicy):
-    """Gives prompts so many tokens of a step that it takes no longer than `tbt_seconds`, or than
-    the least `tpot_target_seconds` of those that decode.
+    """Give prompts so many tokens of a step that it doesn't exceed its time limit.
 
-    How long a step takes is what the engine estimates from those before; until it can, prompts get
+    The limit is `tbt_seconds`, or the least `tpot_target_seconds` of the requests that decode. The
+    engine estimates the duration of a step from earlier ones. Until it can, prompts get
     `least_tokens`, which they get in any case. Raises `ConfigError` for numbers that aren't
     positive.
 
-    Agrawal et al.: "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve",
-    OSDI 2024.
+    Agrawal et al.: "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI
+    2024.
     """
 
     def __init__(self, *, tbt_seconds: float = 0.1, least_tokens: int = 128) -> None:

@@ -18,7 +18,8 @@ __all__ = ["DepthFirstByWeight", "LongestPrefixMatch"]
 
 
 class LongestPrefixMatch(SchedulingPolicy):
-    """Starts first of what most is cached. There is no ageing: what matches nothing may starve.
+    """Start the request with most cached tokens first. There is no ageing: one without any may
+    starve.
 
     Zheng et al.: "SGLang: Efficient Execution of Structured Language Model Programs", NeurIPS 2024.
     """
@@ -28,11 +29,12 @@ class LongestPrefixMatch(SchedulingPolicy):
 
 
 class DepthFirstByWeight(SchedulingPolicy):
-    """Goes through the tree of what waiting prompts have in common, into the branch first in which
-    most requests wait, so that what they share is used by all of them while it is there.
+    """Walk the tree of prefixes that waiting prompts share, into the branch with most requests
+    first.
 
-    Prompts are compared at lengths of `block_tokens`, twice that, four times that, and so on.
-    Raises `ConfigError` for a `block_tokens` below 1.
+    So all requests of a branch use its shared prefix while that is cached. Prompts are compared at
+    lengths of `block_tokens`, twice that, four times that, and so on. Raises `ConfigError` for a
+    `block_tokens` below 1.
 
     Zheng et al.: "SGLang: Efficient Execution of Structured Language Model Programs", NeurIPS 2024.
     """

@@ -10,16 +10,18 @@ __all__ = ["ShortestRemaining"]
 
 
 class ShortestRemaining(SchedulingPolicy):
-    """What is soon done goes first, and takes the slot of what isn't.
+    """Run the requests first that are soon done; they take the slots of longer ones.
 
-    What remains of a request is the forecast of its answer, less what it has generated, and its
-    uncached tokens at a tenth each: a prompt's tokens are computed together. A request without a
-    forecast counts as one that may be as long as its limit. With `preempt`, a running request gives
-    way to one of which less than half as much remains.
+    The remaining work of a request is the forecast of its answer, less the tokens that it has
+    generated. A tenth of its uncached tokens is added: a prompt's tokens are computed together. A
+    request without a forecast counts as long as its limit. With `preempt`, a running request gives
+    way to one with less than half of its remaining work.
 
     Schrage: "A Proof of the Optimality of the Shortest Remaining Processing Time Discipline",
-    Operations Research 1968; for answers of language models with forecasts, Qiu et al.: "Efficient
-    Interactive LLM Serving with Proxy Model-based Sequence Length Prediction", 2024.
+    Operations Research 1968.
+
+    For answers of language models with forecasts, Qiu et al.: "Efficient Interactive LLM Serving
+    with Proxy Model-based Sequence Length Prediction", 2024.
     """
 
     def __init__(self, *, preempt: bool = True) -> None:

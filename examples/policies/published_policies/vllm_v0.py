@@ -10,11 +10,10 @@ __all__ = ["PromptsFirst"]
 
 
 class PromptsFirst(SchedulingPolicy):
-    """While requests that wait can start, steps compute prompts alone, and nobody decodes; when
-    pages run out, the latest request gives its own back.
+    """Compute only prompts in a step while waiting requests can start; none decodes meanwhile.
 
-    Whether one can start is known when it was tried: after a step in which none did, those that run
-    decode until one of them has ended.
+    When pages run out, the latest request gives its own back. Only a try shows if a request can
+    start. After a step in which none did, the running requests decode until one of them has ended.
 
     Kwon et al.: "Efficient Memory Management for Large Language Model Serving with PagedAttention",
     SOSP 2023, as vLLM did it before its version 1.

@@ -1,4 +1,4 @@
-"""The virtual token counter: fair shares for tenants."""
+"""Virtual token counter: fair shares for tenants."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["VirtualTokenCounter"]
 
 
 class VirtualTokenCounter(SchedulingPolicy):
-    """Starts a request of the tenant that was served least. A prompt token counts one, when its
-    request starts, and a generated token `output_cost`.
+    """Start a request of the tenant that was served least.
 
-    A tenant that comes back counts at least as much as the least of those that wait, so that nobody
-    saves up. The bundled `fair_share` is this with weights, and with bounds on what it remembers.
+    A prompt token counts one, when its request starts, and a generated token `output_cost`. A
+    tenant that comes back counts at least as much as the least of those that wait, so that nobody
+    saves up. The bundled `fair_share` does the same with weights, and with bounds on its memory.
 
     Sheng et al.: "Fairness in Serving Large Language Models", OSDI 2024.
     """
@@ -23,7 +23,7 @@ class VirtualTokenCounter(SchedulingPolicy):
         self.output_cost = output_cost
         self._served: dict[str | None, float] = {}
         self._live: dict[RequestView, tuple[int, int]] = {}
-        """With the prompt tokens and the generated tokens that are counted."""
+        """Waiting and running requests, with the counted tokens of prompt and answer."""
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
         for request in requests:
