@@ -24,9 +24,8 @@ transformers' `generate` with `num_beams` and without sampling (`generation/util
 A stop string ends a beam with the token that completes it. An assembler of the beam's own text
 finds that token, as in every other answer.
 
-Penalties and all else that changes logits change the log-probabilities of each beam's next token,
-where they are computed: a round says where in its prompt the beam begins (`Request.answer_from`),
-and is told the most likely tokens after that.
+Penalties and all other edits of logits change the log-probabilities of each beam's next token where
+these are computed. A round says where the beam begins in its prompt (`Request.answer_from`).
 """
 
 from __future__ import annotations

@@ -150,9 +150,10 @@ class Encoder:
         self.tokenizer_for(argument)
 
     def encode(self, prompt: Any) -> list[int] | npt.NDArray[np.int32]:
-        """Token ids of a text, also a bare one, of a `Conversation`, or of what goes on behind one;
-        ids are their own, and a completion that was begun has some. On any thread, for as long as
-        it takes."""
+        """Return the token ids of a prompt of any kind; ids are returned as they are.
+
+        Runs on any thread, for as long as it takes.
+        """
         if isinstance(prompt, np.ndarray):
             return prompt
         if isinstance(prompt, BegunAnswer):

@@ -126,10 +126,13 @@ class Intake:
         prompt_fields: PromptFields | None = None,
         **options: Any,
     ) -> Mailbox:
-        """Check and queue a request. `chat_format` is how completions of messages are read,
-        `prompt_fields` what is wanted of the prompt; `options` are the others of
-        `StreamOptions`. A `ContinuedPrompt` or a `BegunAnswer` was checked. Raises what
-        `Engine.stream` says, and has then changed nothing."""
+        """Check and queue a request.
+
+        `chat_format` reads completions of messages. `prompt_fields` is for requests that want
+        something of the prompt. `options` are the others of `StreamOptions`. A `ContinuedPrompt` or
+        a `BegunAnswer` was checked before. Raises what `Engine.stream` says; nothing is changed
+        then.
+        """
         if self._asking:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"

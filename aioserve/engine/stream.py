@@ -226,25 +226,29 @@ class TokenStream(RequestStream):
     def fork(
         self, n: int, sampling: SamplingParams | None = None, *, sample: int = 0
     ) -> list[Self]:
-        """Submit `n` requests, at most `max_num_seqs`, that go on from here, and return their
-        streams at once. Each begins with the prompt and the tokens that this stream has handed out
-        of that sample, and shares their pages. This stream goes on as before, if it does.
+        """Submit `n` requests that go on from here, and return their streams at once.
 
-        A branch gives the tokens that a request gives which began alike: with the same prompt, the
-        same tokens so far and the same parameters. So all that counts or follows tokens takes
-        those so far for its own: `index`, `max_tokens`, penalties, stop strings, grammars. Branch
-        `i` has the noise of seed `s + i`, where `s` is that of this sample: branch 0 goes on as
-        this stream does. `sampling` are other parameters, in which a `seed` stands for `s`.
+        Each begins with the prompt and the tokens that this stream has handed out of `sample`, and
+        shares their pages. `n` is at most `max_num_seqs`. This stream is left as it is.
 
-        Tenant, priority, targets, salt and the like are those of this stream's request, and so is
-        the moment of its deadline. Its prompt in `usage` and `prompt_token_ids` has the tokens so
-        far; log-probabilities of the prompt aren't told again.
+        A branch has the tokens of a request that began alike: with the same prompt, tokens so far
+        and parameters. The tokens so far count as its own for `index`, `max_tokens`, penalties,
+        stop strings and grammars. Branch `i` draws with seed `s + i`, where `s` is the seed of this
+        sample, so branch 0 goes on as this stream does. `sampling` gives other parameters; its
+        `seed`, if it has one, stands for `s`.
 
-        Raises `InvalidRequestError` for such arguments, before the prompt is encoded, and where the
-        completion has ended with the tokens so far; `InvalidSamplingError`, `PromptTooLongError`
-        where the context is full, `DeadlineExceededError`, `QueueFullError`, `EngineClosedError`
-        and `WrongLoopError`. Reading a branch raises the first where a stop string of `sampling` is
-        in the text so far, and the second where its grammar doesn't take these tokens.
+        Branches keep the tenant, priority, targets, salt and deadline of this stream's request. In
+        `usage` and `prompt_token_ids` the tokens so far are part of the prompt. Log-probabilities
+        of the prompt aren't repeated.
+
+        Raises:
+            InvalidRequestError: for bad arguments, before the prompt is encoded, and if the tokens
+                so far end the completion. Reading a branch raises it if the text so far has a stop
+                string of `sampling`.
+            InvalidSamplingError: for bad parameters. Reading a branch raises it if its grammar
+                refuses the tokens so far.
+            PromptTooLongError: if the context is full.
+            DeadlineExceededError, QueueFullError, EngineClosedError, WrongLoopError: as `stream`.
         """
         if self._forked is None:
             raise InvalidRequestError("a stream that brings no completion can't be forked")
