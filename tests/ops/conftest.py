@@ -1,4 +1,4 @@
-"""Instruction sets and thread counts of the native kernels, put back after each test."""
+"""Fixtures that restore the instruction set and thread count of native kernels after each test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """The test may call `_native.set_num_threads`."""
+    """Allow a test to call `_native.set_num_threads`."""
     before = _native.cpu_info()["threads"]
     yield
     _native.set_num_threads(before)

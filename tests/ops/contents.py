@@ -1,4 +1,4 @@
-"""Keys and values of KV pages as plain arrays, however a backend lays them out."""
+"""Keys and values of KV pages as plain arrays, for the layouts of all backends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ __all__ = ["by_layer", "contents", "fill"]
 
 
 def contents(kv: KVCache) -> Tensor:
-    """`[layers_per_page, 2, num_pages, num_kv_heads, page_size, head_dim]`, in its own memory; of
-    latents with 1 in place of 2."""
+    """Copy KV to `[layers_per_page, 2, num_pages, num_kv_heads, page_size, head_dim]`.
+
+    For latents, the second size is 1."""
     if kv.latent_rank:
         rows = by_layer(kv).flatten(4).unflatten(-1, (kv.page_size, -1))
         return rows[..., : kv.head_dim].clone(memory_format=torch.contiguous_format)
@@ -28,7 +29,7 @@ def contents(kv: KVCache) -> Tensor:
 
 
 def fill(kv: KVCache, values: Tensor) -> None:
-    """Make every page hold what `contents` then returns."""
+    """Write `values`, which `contents` then returns, to all pages."""
     if not isinstance(kv, NativeKVCache):
         by_layer(kv).copy_(values)
         return
@@ -43,18 +44,19 @@ def fill(kv: KVCache, values: Tensor) -> None:
 
 
 def by_layer(kv: KVCache) -> Tensor:
-    """A view of the storage, `[layers_per_page, 2, num_pages, num_kv_heads, ...]`."""
+    """View the storage as `[layers_per_page, 2, num_pages, num_kv_heads, ...]`."""
     return kv.storage.movedim(0, 2)
 
 
 def _keys(kv: KVCache) -> Tensor:
-    """`[layers_per_page, num_pages, num_kv_heads, steps, page_size, dimensions of a step]`."""
+    """View keys: `[layers_per_page, num_pages, num_kv_heads, steps, page_size, dims of a step]`."""
     return by_layer(kv)[:, 0].unflatten(-1, (-1, kv.page_size, 4 // kv.dtype.itemsize))
 
 
 def _values(kv: KVCache) -> Tensor:
-    """`[layers_per_page, num_pages, num_kv_heads, page_size, head_dim]`; where tokens are in pairs
-    `[..., page_size / 2, head_dim, 2]`."""
+    """View values: `[layers_per_page, num_pages, num_kv_heads, page_size, head_dim]`.
+
+    If tokens are in pairs, it is `[..., page_size / 2, head_dim, 2]`."""
     size, dim = kv.page_size, kv.head_dim
     values = by_layer(kv)[:, 1, ..., : size * dim]
     paired = kv.dtype is torch.bfloat16 and size % 2 == 0

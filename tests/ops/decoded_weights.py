@@ -1,4 +1,4 @@
-"""Weights that are multiplied as the floats that they stand for, and these floats."""
+"""Weights that kernels multiply as dequantised floats, with these floats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.ops.grouped_integers import KEPT, NUMBERS, TABLE, Integers, Kept, ran
 Floats = npt.NDArray[np.float32]
 
 Kind = tuple[int, bool, Kept] | Literal["e4m3", "numbers"]
-"""Bits of integers, whether they have minimums, and how these and scales are kept; or codes."""
+"""Integers by bits, a flag for minimums, and the kind of scales; or the kind of codes."""
 
 INTEGERS: tuple[Kind, ...] = tuple(
     (bits, has_minimums, kept)
@@ -37,7 +37,7 @@ NUMBER_CODES: npt.NDArray[np.uint8] = np.flatnonzero(~np.isnan(E4M3)).astype(np.
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A weight that isn't made yet, and its floats [out, in]."""
+    """Parts of a weight, from which kernels are made, and its floats [out, in]."""
 
     floats: Floats
     integers: Integers | None
@@ -82,7 +82,7 @@ class Decoded:
     def pair(
         self, dtype: torch.dtype, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
     ) -> tuple[NativeLinear, NativeLinear]:
-        """The layer, and the layer of floats whose results it must have."""
+        """Make the layer, and the layer of floats whose results it must have."""
         floats = NativeLinear(self.plain(dtype), bias, out_dtype=out_dtype)
         return self.weight(dtype, bias).linear(out_dtype), floats
 
@@ -90,7 +90,7 @@ class Decoded:
 def random_weight(
     out_features: int, in_features: int, group_size: int, kind: Kind, seed: int = 0
 ) -> Decoded:
-    """Every code there is, and scales of any size and sign of which some are 0."""
+    """Draw a weight with all possible codes, and scales of any size and sign, some of them 0."""
     if not isinstance(kind, str):
         bits, has_minimums, kept = kind
         one = random_integers(out_features, in_features, group_size, bits, has_minimums, kept, seed)

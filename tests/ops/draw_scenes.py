@@ -1,5 +1,6 @@
-"""What drawing tokens must do on every backend: scenes, for tests that choose the backend and how
-many rows it draws."""
+"""Checks of token draws that every backend must pass.
+
+Tests choose the backend and the number of rows."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.ops.scenarios import REFERENCE
 
 GREEDY = SamplingParams(temperature=0)
 
-# Few distinct values, so that ties are the rule; -inf as a mask leaves it.
+# Few distinct values make ties frequent. A mask leaves -inf.
 coarse = st.sampled_from([-math.inf, -30.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.25, 1.0, 2.0])
 fine = st.floats(-20, 20, width=32)
 logit_rows = st.one_of(
@@ -40,7 +41,7 @@ def sample(
     seeds: list[int],
     positions: list[int],
 ) -> Drawn:
-    """Row i leaves its token in slot i, and other slots are left alone."""
+    """Draw a token for each row, and check that row i changes only slot i."""
     last_tokens = backend.allocate_slots(len(params) + 1)
     last_tokens[:] = -7
     slots = SlotTable(len(params))
@@ -60,7 +61,7 @@ def draw(
     seeds: list[int] | None = None,
     positions: list[int] | None = None,
 ) -> list[int]:
-    """Rows without seeds have 0, and those without positions their own numbers."""
+    """Draw a token for each row. Default seeds are 0, default positions the rows' indices."""
     rows = range(logits.shape[0])
     each = params if isinstance(params, list) else [params for _ in rows]
     drawn = sample(backend, logits, each, seeds or [0 for _ in rows], positions or list(rows))
@@ -86,7 +87,7 @@ def every_kind_of_params(count: int) -> list[SamplingParams]:
 
 
 def ranking(row: list[float], params: SamplingParams) -> list[tuple[int, float]]:
-    """Kept ids and their unnormalised probabilities in rank order, by the definition."""
+    """Return kept ids and their unnormalised probabilities in rank order, by the definition."""
     order = sorted(range(len(row)), key=lambda i: (-row[i], i))
     scores = {i: (row[i] - row[order[0]]) / params.temperature for i in order}
     weights = {i: math.exp(score) for i, score in scores.items()}
@@ -109,7 +110,7 @@ def ranking(row: list[float], params: SamplingParams) -> list[tuple[int, float]]
 
 
 def _reaching(weights: list[float], share: float) -> int:
-    """How many of them sum to this share of all."""
+    """Number of first weights that sum to this share of all."""
     mass, total = 0.0, sum(weights)
     for count, weight in enumerate(weights, 1):
         mass += weight
@@ -119,7 +120,7 @@ def _reaching(weights: list[float], share: float) -> int:
 
 
 def winner(kept: Sequence[tuple[int, float]], seed: int, position: int) -> int:
-    """The winner of the race among kept ids, with logits divided by the temperature."""
+    """Return the winner of the race among kept ids, by logits divided by the temperature."""
     ids = sorted(i for i, _ in kept)
     scaled = dict(kept)
     noise = exponentials(seed, position, np.array(ids)).tolist()
@@ -127,7 +128,7 @@ def winner(kept: Sequence[tuple[int, float]], seed: int, position: int) -> int:
 
 
 def distinct(row: list[float], params: SamplingParams) -> bool:
-    """Whether no border of what is kept is where float32 may round to either side of it."""
+    """True if float32 rounding can't move a token across a border of the kept ones."""
     top_k = SamplingParams(temperature=params.temperature, top_k=params.top_k)
     top_p = msgspec.structs.replace(top_k, top_p=params.top_p)
     min_p = msgspec.structs.replace(top_p, min_p=params.min_p)
@@ -155,7 +156,7 @@ def distinct(row: list[float], params: SamplingParams) -> bool:
 
 
 def check_against_the_reference(backend: Backend, vocab: int, num_rows: int) -> None:
-    """With ties, and with tokens that a mask left out."""
+    """Compare draws with the reference, with ties and with masked tokens."""
     generator = torch.Generator().manual_seed(vocab)
     logits = torch.randn(num_rows, vocab, generator=generator) * 2
     logits[::7] = logits[::7].round()
@@ -167,7 +168,7 @@ def check_against_the_reference(backend: Backend, vocab: int, num_rows: int) -> 
 
 
 def check_a_row_among_others(backend: Backend, vocab: int, num_rows: int) -> None:
-    """A row draws the same token alone, in any order and on any strides."""
+    """Check that a row draws the same token alone, in any order and with any strides."""
     generator = torch.Generator().manual_seed(vocab)
     logits = torch.randn(num_rows, vocab, generator=generator) * 2
     params = every_kind_of_params(num_rows)
@@ -200,19 +201,19 @@ def check_a_row_among_others(backend: Backend, vocab: int, num_rows: int) -> Non
 
 
 def check_greedy(backend: Backend, rows: list[list[float]]) -> None:
-    """The lowest id among the largest."""
+    """Check that greedy draws take the lowest id among the largest logits."""
     assert draw(backend, torch.tensor(rows), GREEDY) == [row.index(max(row)) for row in rows]
 
 
 def check_keeping_one_token(backend: Backend, params: SamplingParams, num_rows: int) -> None:
-    """It is greedy."""
+    """Check that parameters which keep one token draw greedily."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randint(0, 5, (num_rows, 300), generator=generator).float()
     assert draw(backend, logits, params) == draw(backend, logits, GREEDY)
 
 
 def check_a_tiny_temperature(backend: Backend, params: SamplingParams, num_rows: int) -> None:
-    """It is greedy, and overflows nothing."""
+    """Check that a tiny temperature draws greedily, without overflow."""
     logits = torch.randn(num_rows, 2000, generator=torch.Generator().manual_seed(1)) * 50
     logits[:, 100] = -math.inf
     logits[3, 5] = 3e38
@@ -221,7 +222,7 @@ def check_a_tiny_temperature(backend: Backend, params: SamplingParams, num_rows:
 
 
 def check_the_nucleus(backend: Backend, num_rows: int) -> None:
-    """It is the smallest set that reaches top_p, of what top_k has left."""
+    """Check that top_p keeps the smallest set that reaches it."""
     logits = torch.log(torch.tensor([0.1, 0.4, 0.3, 0.2])).expand(num_rows, -1)
     for top_p, kept in ((0.39, {1}), (0.41, {1, 2}), (0.69, {1, 2}), (0.71, {1, 2, 3})):
         assert set(draw(backend, logits, SamplingParams(top_p=top_p))) == kept
@@ -229,14 +230,15 @@ def check_the_nucleus(backend: Backend, num_rows: int) -> None:
 
 def check_top_k_before_top_p(backend: Backend, num_rows: int) -> None:
     logits = torch.log(torch.tensor([0.1, 0.4, 0.3, 0.2])).expand(num_rows, -1)
-    # Of the two kept by top_k the first has 4/7 of the weight.
+    # The first of the two tokens that top_k keeps has 4/7 of their weight.
     assert set(draw(backend, logits, SamplingParams(top_k=2, top_p=0.55))) == {1}
     assert set(draw(backend, logits, SamplingParams(top_k=2, top_p=0.6))) == {1, 2}
 
 
 def check_equal_logits(backend: Backend, vocab: int, positions: Sequence[int]) -> None:
-    """Lower ids are kept, 7 here, and drawn evenly. `positions`: of the rows; the first and the
-    last id must win at some."""
+    """Check that the 7 lowest ids of equal logits are kept, and drawn evenly.
+
+    The first and the last kept id must win at some of the rows' `positions`."""
     logits = torch.zeros(len(positions), vocab)
     logits[:, ::3] = -0.0
     expected = [int(exponentials(0, at, np.arange(7)).argmin()) for at in positions]
@@ -246,8 +248,10 @@ def check_equal_logits(backend: Backend, vocab: int, positions: Sequence[int]) -
 
 
 def check_a_bad_row(backend: Backend, bad: float, bad_rows: Sequence[int], num_rows: int) -> None:
-    """It is reported, and disturbs no other. `bad_rows`: in the first half, one at a time, each
-    with another one half the rows behind it."""
+    """Check that a bad row is reported, and changes no other row.
+
+    `bad_rows` are in the first half, and tried one at a time. Each has a second bad row, half the
+    number of rows later."""
     logits = torch.randn(num_rows, 500, generator=torch.Generator().manual_seed(2))
     params = every_kind_of_params(num_rows)
     healthy = draw(backend, logits, params)
@@ -264,7 +268,7 @@ def check_a_bad_row(backend: Backend, bad: float, bad_rows: Sequence[int], num_r
 
 
 def check_logits_stay(backend: Backend, num_rows: int) -> None:
-    """As they were."""
+    """Check that draws leave the logits unchanged."""
     logits = backend.place(torch.randn(num_rows, 700))
     before = logits.clone()
     draw(backend, logits, every_kind_of_params(num_rows))
@@ -276,7 +280,7 @@ def check_an_empty_batch(backend: Backend) -> None:
 
 
 def check_logits_that_do_not_fit(backend: Backend) -> None:
-    """They are refused."""
+    """Check that logits of a wrong shape or dtype are refused."""
     wrong = torch.zeros(1, 4), torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2)
     for logits in (*wrong, torch.zeros(2, 0)):
         with pytest.raises(ValueError, match=r"logits must be float32 of shape \[2, V\]"):

@@ -16,10 +16,10 @@ Floats = npt.NDArray[np.float32]
 
 Kept = Literal["float32", "float16", "bfloat16", "multiples", "zero points"]
 KEPT: tuple[Kept, ...] = ("float32", "float16", "bfloat16", "multiples", "zero points")
-"""How scales and minimums are kept; minimums as zero points beside scales in float16."""
+"""Kinds of scales and minimums. "zero points" has scales in float16, and no other minimums."""
 
 TABLE = 0
-"""In the place of bits: 4 that choose from `NUMBERS`."""
+"""Value for `bits` that means 4-bit codes of `NUMBERS`."""
 NUMBERS = (-128, -104, -83, 127, -65, -49, 53, 0, -35, 0, 38, 1, 89, -10, 25, 3)
 
 SMALLEST = np.float32(2.0**-119)
@@ -75,7 +75,7 @@ def random_integers(
     kept: Kept = "float32",
     seed: int = 0,
 ) -> Integers:
-    """Neither symmetric nor alike: scales of any size, and one input with the largest values."""
+    """Draw an asymmetric weight with scales of any size, and the largest values in one input."""
     random = np.random.default_rng(seed + 1000 * out_features + in_features)
     numbers = numbers_of(bits, has_minimums)
     values = random.choice(numbers, (out_features, in_features))
@@ -91,7 +91,7 @@ def random_integers(
 
 
 def numbers_of(bits: int, has_minimums: bool) -> npt.NDArray[np.int8]:
-    """What values may be."""
+    """Return all possible values."""
     if bits == TABLE:
         return np.array(NUMBERS, np.int8)
     low = 0 if has_minimums and bits < 8 else -(1 << (bits - 1))
@@ -101,7 +101,7 @@ def numbers_of(bits: int, has_minimums: bool) -> npt.NDArray[np.int8]:
 def parameters(
     random: np.random.Generator, out_features: int, groups: int, group_size: int, kept: Kept
 ) -> Floats:
-    """Scales, or what minimums are made of, that can be kept so; some are 0."""
+    """Draw scales, or magnitudes of minimums, that this kind holds exactly. Some are 0."""
     if kept != "multiples":
         scales = np.exp(random.normal(-4, 1, (out_features, groups))).astype(np.float32)
         scales[::7, ::2] = 0
@@ -116,7 +116,7 @@ def parameters(
 
 
 def random_rows(rows: int, in_features: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """With an outlier, as activations of models have them."""
+    """Draw rows with an outlier column, as in activations of models."""
     generator = torch.Generator().manual_seed(seed + 1000 * rows + in_features)
     x = torch.randn(rows, in_features, generator=generator)
     x[:, in_features // 2] *= 30
@@ -124,8 +124,10 @@ def random_rows(rows: int, in_features: int, dtype: torch.dtype, seed: int = 0) 
 
 
 def fused(a: Floats, b: Floats, c: Floats) -> Floats:
-    """a * b + c rounded once. float64 holds the product; its sum is rounded to odd, so that
-    rounding it again does what rounding the exact sum does (Boldo and Melquiond, 2008)."""
+    """Compute a * b + c with one rounding.
+
+    The product is exact in float64. The sum is rounded to odd, so that a second rounding gives the
+    rounded exact sum (Boldo and Melquiond, 2008)."""
     product, addend = np.broadcast_arrays(a.astype(np.float64) * b, c.astype(np.float64))
     total = product + addend
     part = total - product
@@ -137,7 +139,7 @@ def fused(a: Floats, b: Floats, c: Floats) -> Floats:
 
 
 def product(x: Tensor, weight: Integers, bias: Tensor | None = None) -> Tensor:
-    """float32, bit for bit."""
+    """Compute the kernels' product in float32, bit for bit."""
     size = weight.group_size if weight.group_size in (16, 32, 64) else 128
     rows = x.float().numpy()
     y = np.zeros((len(rows), len(weight.values)), np.float32)

@@ -1,7 +1,7 @@
-"""Layers of several groups over one pool of pages, beside the same layers in one group.
+"""Layers of several groups over one pool of pages, compared with the same layers in one group.
 
-What no layer's window holds is NaN, in pages that are there and inside of pages, and table entries
-before a window name no page at all.
+Entries outside of every window are NaN, in whole pages and inside of pages. Table entries before a
+window name no existing page.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ HEADS, KV_HEADS, DIM = 4, 2, 8
 @dataclass(frozen=True)
 class GroupedScene:
     windows: tuple[int, ...]
-    """The window of each layer; 0: it sees all."""
+    """Window of each layer; 0: full attention."""
     sequences: tuple[tuple[int, int], ...]
     """Query tokens and context of each sequence."""
     page_size: int
     dtype: torch.dtype = torch.float32
     whole_pages: bool = False
-    """Whether all of a page is numbers where some of it is seen."""
+    """True if a page that is partly seen has numbers everywhere."""
 
     def layout(self, grouped: bool) -> KVLayout:
         entry = KVEntry(format_of_floats(self.dtype), KV_HEADS, DIM)
@@ -44,8 +44,10 @@ class GroupedScene:
         return kv_layout(layers, 10**6, grouped=grouped)
 
     def attended(self, backend: Backend, grouped: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """What each layer attends to, and its keys and values `[2, T, KV_HEADS, DIM]` of the
-        step's tokens, read from the pages that they were written to. Nothing else has changed."""
+        """Run the step, and return the attention of each layer, and the KV that it wrote.
+
+        KV is `[2, T, KV_HEADS, DIM]`, read from the pages. Everything else in the pages must be
+        unchanged."""
         layout = self.layout(grouped)
         host, num_pages = self.host(layout)
         kv = backend.allocate_kv(KVShape(layout, num_pages, self.page_size))
@@ -69,7 +71,7 @@ class GroupedScene:
         return attended, written
 
     def host(self, layout: KVLayout) -> tuple[HostBatch, int]:
-        """A step over pages in a random order, and how many pages."""
+        """Make a step over pages in a random order. Returns the number of pages, too."""
         counts = np.array([tokens for tokens, _ in self.sequences])
         contexts = np.array([context for _, context in self.sequences])
         ends = -(-contexts // self.page_size)
@@ -86,7 +88,7 @@ class GroupedScene:
         return HostBatch.laid_out(counts, contexts, table, self.page_size), table.size
 
     def history(self, layout: KVLayout, host: HostBatch, num_pages: int) -> Tensor:
-        """Pages, as `contents` has them, with what came before the step's tokens."""
+        """Make pages, shaped as by `contents`, with the entries before the step's tokens."""
         shape = layout.layers_per_page, 2, num_pages, KV_HEADS, self.page_size, DIM
         values = torch.full(shape, float("nan"), dtype=self.dtype)
         for layer, (group, index) in enumerate(layout.places):
@@ -105,13 +107,13 @@ class GroupedScene:
 
 @st.composite
 def grouped_scenes(draw: st.DrawFn) -> GroupedScene:
-    """Layers of which some see a window alone, or all; steps that decode, or go on with prompts."""
+    """Draw layers with and without windows, and steps that decode or go on with prompts."""
     window = draw(st.integers(1, 30))
     seen = st.sampled_from([0, window, max(1, window - draw(st.integers(0, 5)))])
     windows = draw(st.lists(seen, min_size=2, max_size=5).filter(any))
     sequence = st.tuples(st.sampled_from([1, 1, 2, 7, 20]), st.integers(0, 60))
     sequences = draw(st.lists(sequence, min_size=1, max_size=3))
-    # As a runner packs them: decodes first.
+    # Decodes come first, as a runner packs them.
     sequences = sorted((tokens, tokens + before) for tokens, before in sequences)
     page_size = draw(st.sampled_from([1, 2, 3, 4, 16]))
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))

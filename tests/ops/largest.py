@@ -1,4 +1,4 @@
-"""What the arg-max of a linear layer has to be, whatever its weight lies in."""
+"""Checks of the arg-max of linear layers, for weights of all formats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNTOUCHED = 123.0
 
 
 def argmax(layer: NativeLinear, x: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Largest, their columns, and the outputs of the rows that are kept: without `kept`, of all."""
+    """Return the largest outputs, their columns, and the outputs of `kept` rows; None: all."""
     largest = torch.full((x.shape[0],), UNTOUCHED)
     columns = torch.full((x.shape[0],), -1)
     outputs = torch.full((x.shape[0], layer.out_features), UNTOUCHED)

@@ -1,4 +1,4 @@
-"""Batches over latent pages for the tests of ops: those of `scenarios`, whose keys are the rows."""
+"""Batches over latent pages for the tests of ops: those of `scenarios`, with keys as latents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ops.scenarios import Heads, Scenario, lay_out, one_group, random
 
 @dataclass(slots=True, frozen=True)
 class Latents:
-    """Sizes of what a token leaves, and the query heads that read it."""
+    """Sizes of a token's latent, and the number of query heads that read it."""
 
     q_heads: int
     rank: int
@@ -26,7 +26,7 @@ class Latents:
         return self.rank + self.rotated
 
     def shape(self, num_pages: int, page_size: int, dtype: torch.dtype) -> KVShape:
-        """Pages of two layers, of which tests use the second."""
+        """Return the shape of pages of two layers. Tests use the second one."""
         layout = one_group(2, 1, self.dim, dtype, latent=True)
         return KVShape(layout, num_pages, page_size, self.rank)
 
@@ -34,7 +34,7 @@ class Latents:
 @dataclass(slots=True, frozen=True)
 class Step:
     queries: Tensor
-    """[T, Hq * D]"""
+    """Queries [T, Hq * D]."""
     batch: Batch
     kv: KVCache
 
@@ -48,12 +48,12 @@ class Step:
 
 
 def rows_of(kv: KVCache) -> Tensor:
-    """[num_pages, page_size, D] of the second layer, as a view."""
+    """View the rows of the second layer: [num_pages, page_size, D]."""
     return padded_rows(kv, 1)[..., : kv.head_dim]
 
 
 def padded_rows(kv: KVCache, layer: int) -> Tensor:
-    """The same of any layer, with what fills a row up to whole steps, as a view."""
+    """View the rows of a layer, with the padding to whole steps."""
     return kv.storage[:, layer].view(kv.num_pages, kv.page_size, -1)
 
 
@@ -70,11 +70,11 @@ def scene(
 
 
 def on(backend: Backend, scenario: Scenario, latents: Latents, *, wide: bool = False) -> Step:
-    """In memory of its own. `wide`: everything in float64, for an exact reference."""
+    """Copy a scenario to a backend; with `wide`, in float64, for an exact reference."""
     dtype = torch.float64 if wide else scenario.storage.dtype
     kv = backend.allocate_kv(latents.shape(scenario.num_pages, scenario.page_size, dtype))
     kv.storage.fill_(float("nan"))
-    padded_rows(kv, 1)[..., kv.head_dim :] = 0  # as it is written
+    padded_rows(kv, 1)[..., kv.head_dim :] = 0  # padding is written as zeros
     rows_of(kv).copy_(scenario.storage[0, 0, :, 0])
     batch = backend.prepare(scenario.host, kv, backend.allocate_slots(1))
     queries = scenario.q.to(dtype, copy=True).flatten(1)
@@ -82,7 +82,7 @@ def on(backend: Backend, scenario: Scenario, latents: Latents, *, wide: bool = F
 
 
 def angles(half: int, positions: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of a rotation, `[positions, half]` each."""
+    """Draw cosines and sines of a rotation, `[positions, half]` each."""
     turns = random(positions, half, seed=seed)
     return turns.cos(), turns.sin()
 
@@ -90,13 +90,13 @@ def angles(half: int, positions: int, seed: int) -> tuple[Tensor, Tensor]:
 def check_writes(
     backend: Backend, latents: Latents, dtype: torch.dtype, *, interleaved: bool
 ) -> None:
-    """Compare what is written with float64, and what isn't with what was there."""
+    """Compare written entries with float64, and check that all others are unchanged."""
     sequences = [(2, 1, 40), (1, 5, 5), (3, 7, 20)]
     scenario = scene(sequences, latents, page_size=8, dtype=dtype)
-    scenario.host.positions[:] += 7  # as many entries were dropped
+    scenario.host.positions[:] += 7  # 7 entries were dropped
     step, tokens = on(backend, scenario, latents), len(scenario.q)
     before, rank, rotated = rows_of(step.kv).clone(), latents.rank, latents.rotated
-    half = rotated // 2  # of an odd number the last one isn't turned
+    half = rotated // 2  # the last of an odd number isn't rotated
     written = random(tokens, 2 * latents.dim, dtype=dtype, seed=8)[:, : latents.dim]  # rows apart
     weight = random(rank, dtype=dtype, seed=9)
     cos, sin = angles(half, 64, seed=10)
@@ -111,7 +111,7 @@ def check_writes(
     at = torch.from_numpy(scenario.host.positions).long()
 
     def turned(x: Tensor) -> Tensor:
-        """[T, H, rotated] in float64."""
+        """Rotate x [T, H, rotated] in float64."""
         x, rest = x[..., : 2 * half], x[..., 2 * half :]
         c, s = cos[at].double()[:, None], sin[at].double()[:, None]
         first, second = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)

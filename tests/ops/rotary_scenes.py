@@ -1,5 +1,6 @@
-"""What the rotary embedding and the write into pages must do on every backend, against the
-reference in float64."""
+"""Checks of the rotary embedding and the write into pages on every backend.
+
+The reference is in float64."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def write(
     scaled: bool = False,
     wide: bool = False,
 ) -> Step:
-    """What a backend leaves of its queries, and in its pages."""
+    """Run the op on a backend, and return its queries and pages."""
     step = scenario.on(backend, qkv=qkv, wide=wide)
     rows = backend.place(step.qkv)
     given = None
@@ -67,8 +68,9 @@ def check(
     dropped: int = 0,
     atol: float = 1e-5,
 ) -> None:
-    """Queries and pages agree with the reference, and other locations keep their bits. Positions
-    are indices and so many `dropped` entries."""
+    """Check queries and pages against the reference, and that other locations keep their bits.
+
+    Positions are indices plus the number of `dropped` entries."""
     scenario.host.positions[:] += dropped
     qkv = random(scenario.q.shape[0], heads.q + 2 * heads.kv, heads.dim, dtype=dtype, seed=4)
     kind = {"interleaved": interleaved, "scaled": scaled}
@@ -95,8 +97,9 @@ def check_a_token_beside_others(
     num_tokens: int,
     before_alone: Callable[[], None] = lambda: None,
 ) -> None:
-    """The last of a prompt's tokens is the same to the last bit by itself. `before_alone` is called
-    between the two."""
+    """Check that the last token of a prompt has the same bits alone.
+
+    `before_alone` is called between both runs."""
     heads = Heads(8, 4, 64)
     scenario = lay_out([(1, num_tokens, 90)], heads, dtype=dtype)
     qkv = random(num_tokens, 16, 64, dtype=dtype)
@@ -111,7 +114,7 @@ def check_a_token_beside_others(
 
 
 def check_positions_outside(backend: Backend) -> None:
-    """They are refused before anything is written, whatever the indices."""
+    """Check that they are refused before anything is written, whatever the indices."""
     scenario = lay_out([(1, 2, 35)], Heads(2, 1, 16))
     scenario.host.positions[:] += 5
     step = scenario.on(backend, qkv=random(2, 4, 16))
@@ -124,7 +127,7 @@ def check_positions_outside(backend: Backend) -> None:
 
 
 def check_arguments_that_do_not_fit(backend: Backend) -> None:
-    """They are refused by name."""
+    """Check that arguments which don't fit are refused by name."""
     step = lay_out([(1, 2, 40)], Heads(2, 1, 16)).on(backend, qkv=random(2, 4, 16))
     rows, at = backend.place(step.qkv), step.at
 

@@ -1,7 +1,7 @@
-"""Batches over KV pages for the tests of ops: what a scheduler would lay out, but poisoned.
+"""Batches over KV pages for the tests of ops, laid out as by a scheduler, but poisoned.
 
-Every slot that no position of a sequence maps to holds NaN, and table entries past the context name
-such pages, so a kernel that reads what it must not shows it.
+Locations that belong to no position of a sequence are NaN, and table entries past the context name
+pages of NaN. A kernel that reads too far therefore shows it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Heads:
 
 @dataclass(slots=True, frozen=True)
 class Step:
-    """A scenario on one backend."""
+    """Scenario on one backend."""
 
     qkv: Tensor
     batch: Batch
@@ -56,10 +56,10 @@ class Step:
 @dataclass(slots=True, frozen=True)
 class Scenario:
     storage: Tensor
-    """What the KV pages hold, shaped as by `contents`."""
+    """Contents of the KV pages, shaped as by `contents`."""
     host: HostBatch
     q: Tensor
-    """[T, Hq, D]"""
+    """Queries [T, Hq, D]."""
 
     @property
     def page_size(self) -> int:
@@ -70,7 +70,7 @@ class Scenario:
         return self.storage.shape[2]
 
     def alone(self, row: int) -> Scenario:
-        """A sequence in a batch of its own, on the same pages."""
+        """Return a sequence in a batch of its own, on the same pages."""
         host = self.host
         own = slice(host.query_start[row], host.query_start[row + 1])
         tokens = own.stop - own.start
@@ -90,13 +90,13 @@ class Scenario:
         )
 
     def share(self, row: int, of: int, first: int, last: int) -> None:
-        """Sequence `row` reads its pages [first, last) where sequence `of` has them."""
+        """Let sequence `row` read the pages [first, last) of sequence `of`."""
         self.host.page_table[:, row, first:last] = self.host.page_table[:, of, first:last]
 
     def on(self, backend: Backend, *, wide: bool = False, qkv: Tensor | None = None) -> Step:
-        """In memory of its own. `wide`: everything in float64, for an exact reference.
+        """Copy the scenario to a backend; with `wide`, in float64, for an exact reference.
 
-        Without `qkv` the keys and values beside the queries are NaN: they are in the pages.
+        Without `qkv`, keys and values in the fused rows are NaN, since they are in the pages.
         """
         dtype = torch.float64 if wide else self.storage.dtype
         tokens, _, dim = self.q.shape
@@ -127,13 +127,13 @@ def allocate(
 def one_group(
     num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, *, latent: bool = False
 ) -> KVLayout:
-    """The layout of layers that see everything."""
+    """Return the layout of layers with full attention."""
     entry = KVEntry(format_of_floats(dtype), num_kv_heads, head_dim, latent)
     return kv_layout([LayerKV(entry)] * num_layers, 1)
 
 
 def plain_cache(values: Tensor, device: torch.device | str = "cpu") -> PlainKVCache:
-    """Pages that hold `values`, shaped as by `contents`, in memory of their own."""
+    """Allocate pages that hold `values`, shaped as by `contents`."""
     layers, _, pages, heads, size, dim = values.shape
     shape = KVShape(one_group(layers, heads, dim, values.dtype), pages, size)
     cache = PlainKVCache(torch.empty(shape.plain(), dtype=values.dtype, device=device), shape)
@@ -148,8 +148,8 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 @lru_cache(maxsize=64)
 def history(context: int, heads: int, dim: int, dtype: torch.dtype, *, seed: int) -> Tensor:
-    """Random `[context, heads, dim]` whose rows don't depend on `context`; for copying from."""
-    # torch draws the last block of 16 anew where the size is no multiple of 16.
+    """Draw `[context, heads, dim]` with rows that don't depend on `context`. Read-only."""
+    # torch draws the last block of 16 again if the size isn't a multiple of 16.
     return random(-(-context // 16) * 16, heads, dim, dtype=dtype, seed=seed)[:context]
 
 
@@ -161,10 +161,10 @@ def lay_out(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Scenario:
-    """One step of `sequences`, each (name, query tokens, context).
+    """Lay out a step of `sequences`, each (name, query tokens, context).
 
-    What a sequence holds at a position (query, key and value) depends on its name and the position
-    alone, so the same rows can be laid out in other batches, chunks and page sizes.
+    Query, key and value at a position depend only on the sequence's name and the position. The same
+    rows can therefore be laid out in other batches, chunks and page sizes.
     """
     counts = [-(-context // page_size) for _, _, context in sequences]
     num_pages = sum(counts) + 2

@@ -1,4 +1,4 @@
-"""Native paged attention against a float64 reference, and bit by bit against itself."""
+"""Native paged attention against a float64 reference, and bit for bit against itself."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ MIXED = [
 ]
 backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 OPTIONS = [(0, 0.0), (33, 0.0), (130, 4.0), (0, 4.0)]
-"""Windows and soft caps: who takes every second of them meets a window and none, a cap and none."""
+"""Windows and soft caps. Every second of them has a window and none, a cap and none."""
 
 
 def attend(step: Step, backend: Backend = NATIVE, **options: float) -> Tensor:
-    """[T, Hq, D]"""
+    """Compute attention, [T, Hq, D]."""
     kind = AttentionKind(
         step.kv.head_dim**-0.5, int(options.get("window", 0)), options.get("soft_cap", 0.0)
     )
@@ -58,8 +58,9 @@ def exact(
     window: int,
     soft_cap: float,
 ) -> tuple[Tensor, Tensor]:
-    """float64 `[T, Hq, D]`: the attention of `lay_out`, the same for all instruction sets, and the
-    mean magnitude of its values."""
+    """Compute attention of `lay_out` in float64, `[T, Hq, D]`, and the mean magnitude of values.
+
+    Both are the same for all instruction sets, and cached."""
     wide = lay_out(sequences, heads, page_size=page_size, dtype=dtype).on(REFERENCE, wide=True)
     expected = attend(wide, REFERENCE, window=window, soft_cap=soft_cap)
     magnitudes = contents(wide.kv)
@@ -84,8 +85,8 @@ def check(
     if got.dtype is torch.float32:
         torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
     else:
-        # The result is rounded to 8 bits. With bfloat16 products so is each weight, before they are
-        # made to add up to one: off by 2^-8 of the values' mean magnitude, and of the result.
+        # The result is rounded to 8 bits. With bfloat16 products, each weight is rounded, too,
+        # before normalisation: errors are 2^-8 of the values' mean magnitude, and of the result.
         limit = 1.01 * 2**-8 * (magnitude + 2 * expected.abs()) + 1e-5
         error = (got.double() - expected).abs()
         assert bool((error <= limit).all()), f"{(error - limit).max()} beyond the limit"
@@ -97,8 +98,7 @@ MIXES = [
     for j, size in enumerate([1, 2, 3, 16, 33, 64])
     for k, options in enumerate(OPTIONS)
 ]
-"""Every two of dtype, size of pages and options, and with these a window or none, a cap or none;
-the others are slow."""
+"""Every pair of dtype and page size with a window and none, a cap and none. The rest are slow."""
 
 
 @pytest.mark.parametrize(("dtype", "page_size", "window", "soft_cap"), MIXES)
@@ -158,8 +158,8 @@ def test_any_batch_agrees_with_the_reference(
     check(batch, heads, page_size=page_size, dtype=dtype, window=window)
 
 
-# One, two and three rows per decode: tiles of every height take part. Keys and values are read
-# where they lie, or copied, as the size of a head and of a page will have it.
+# Decodes have one, two and three rows, for tiles of every height. Keys and values are read in place
+# or copied, depending on the sizes of heads and pages.
 @pytest.mark.parametrize(
     ("heads", "window", "soft_cap"),
     [(Heads(2, 2, 24), 0, 0.0), (Heads(3, 1, 24), 300, 4.0), (Heads(2, 1, 32), 0, 0.0)],
@@ -193,7 +193,7 @@ def test_the_number_of_threads_changes_no_bit(
         assert torch.equal(attend(scenario.on(NATIVE), window=2100), alone), count
 
 
-# Sorted as a scheduler gives them, with one token sampled twice; then in no order at all.
+# Rows are sorted as by a scheduler, with one token sampled twice, and then unsorted.
 @pytest.mark.parametrize(
     "rows",
     [

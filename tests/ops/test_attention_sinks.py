@@ -1,4 +1,4 @@
-"""Sinks of attention, its log-sum-exp, and what merges attention over different keys."""
+"""Sinks of attention, its log-sum-exp, and the merge of attention over different keys."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ every_sink = pytest.mark.parametrize("sinks", SINKS)
 
 class Attended(NamedTuple):
     rows: Tensor
-    """[T, Hq, D]"""
+    """Attention [T, Hq, D]."""
     log_sum_exp: Tensor
-    """float32 [T, Hq]"""
+    """Log-sum-exp, float32 [T, Hq]."""
 
 
 def of_heads(sinks: str, heads: int) -> Tensor:
@@ -73,11 +73,11 @@ def attend(
 
 
 class Exact(NamedTuple):
-    """In float64, and the same for all instruction sets."""
+    """Attention in float64, the same for all instruction sets."""
 
     attended: Attended
     magnitude: Tensor
-    """`[T, Hq, D]`: the mean magnitude of values."""
+    """Mean magnitude of values, `[T, Hq, D]`."""
 
 
 @lru_cache(maxsize=32)
@@ -98,7 +98,7 @@ def check(got: Attended, wanted: Exact, dtype: torch.dtype) -> None:
         torch.testing.assert_close(got.rows.double(), expected.rows, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(*(each.log_sum_exp for each in (got, expected)))
         return
-    # As in test_attention: the result is rounded, and so is each weight.
+    # The result and each weight are rounded, as in test_attention.
     limit = 1.01 * 2**-8 * (wanted.magnitude + 2 * expected.rows.abs()) + 1e-5
     error = (got.rows.double() - expected.rows).abs()
     assert bool((error <= limit).all()), f"{(error - limit).max()} beyond the limit"
@@ -117,8 +117,9 @@ PATHS = [
     for j, options in enumerate(OPTIONS)
     for k, sinks in enumerate(SINKS)
 ]
-"""Every two of dtype and options with sinks of any size, and each with very large or very small
-ones; the others are slow."""
+"""Every pair of dtype and options with random sinks, and some with very large or very small ones.
+
+The rest are slow."""
 
 
 @pytest.mark.parametrize(("dtype", "window", "soft_cap", "sinks"), PATHS)
@@ -241,14 +242,14 @@ def test_the_logit_rows_alone_are_those_of_all_rows(
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Decodes over pages of 4, and where in pages each context is cut, in order."""
+    """Decodes over pages of 4, and the places where each context is cut, in pages, in order."""
 
     scenario: Scenario
     contexts: tuple[int, ...]
     cuts: tuple[tuple[int, ...], ...]
 
     def part(self, index: int, sinks: Tensor | None, backend: Backend) -> Attended:
-        """Attention over the keys between two cuts. Rows without any are NaN."""
+        """Compute attention over the keys between two cuts. Rows without keys are NaN."""
         host, heads, dim = self.scenario.host, *self.scenario.q.shape[1:]
         page_size = self.scenario.page_size
         out = Attended(
@@ -301,14 +302,14 @@ def test_parts_merged_by_their_log_sum_exp_are_the_whole(
 ) -> None:
     parts = len(cut.cuts[0]) - 1
     sinks = of_heads("random", 4) if data.draw(st.booleans(), "sinks") else None
-    # A sink belongs to one part that every row has keys in, or to the row's own first one.
+    # A sink may count in only one part: here, it is merged as a part of its own.
     whole = attend(cut.scenario.on(backend), sinks, backend)
     order = data.draw(st.permutations(range(parts)), "order")
     total = cut.part(order[0], None, backend)
     for index in order[1:]:
         backend.merge_attention(*flat(total), *flat(cut.part(index, None, backend)))
     if sinks is not None:
-        # A part that has a sink and no value.
+        # This part has a sink and no value.
         alone = Attended(torch.zeros_like(total.rows), sinks.expand_as(total.log_sum_exp).clone())
         backend.merge_attention(*flat(total), *flat(alone))
     torch.testing.assert_close(total.rows, whole.rows, rtol=1e-5, atol=1e-5)

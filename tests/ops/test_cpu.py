@@ -1,4 +1,4 @@
-"""Which instruction set and how many threads; the pool's life in a process."""
+"""Choice of the instruction set and thread count, and the life of the pool in a process."""
 
 from __future__ import annotations
 

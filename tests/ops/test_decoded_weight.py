@@ -1,5 +1,4 @@
-"""Weights of few bits that are multiplied as floats: all results are those of the floats, bit for
-bit."""
+"""Weights of few bits that are multiplied as floats: results equal the floats', bit for bit."""
 
 from __future__ import annotations
 
@@ -136,7 +135,7 @@ def test_every_code_of_e4m3_is_its_number_on_every_instruction_set(
 def test_weights_of_any_size_are_those_of_the_floats(
     isa: str, dtype: torch.dtype, power: int
 ) -> None:
-    """Below the normal numbers some instructions take zeros."""
+    """Some instructions treat numbers below the normal ones as zeros."""
     factor = np.float32(2.0**power)
     random = np.random.default_rng(0)
     codes = random.choice(NUMBER_CODES, (64, 64))

@@ -15,7 +15,7 @@ from aioserve.sampling.edits import leave_out
 
 
 def masks_of(vocab: int, rows: list[int], density: float, seed: int) -> npt.NDArray[np.int32]:
-    """A mask for each row; bits behind the vocabulary are set at random."""
+    """Draw a mask for each row. Bits past the vocabulary are random, too."""
     random = np.random.default_rng(seed)
     bits = random.random((len(rows), -(-vocab // 32) * 32)) < density
     return np.packbits(bits, axis=1, bitorder="little").view(np.int32)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the native one against plain torch, and what changes no bit of a row."""
+"""Mixtures of experts: native against plain torch, and rows with the same bits in any company."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aioserve.ops.native_types import NativeLinear
 
 NATIVE, REFERENCE = NativeBackend(), ReferenceBackend()
 GATES: list[ExpertGate] = ["silu", "gelu_tanh", ClampedSwiglu(gain=1.3, limit=0.4)]
-"""The last one clamps some of each."""
+"""Activations. The last one clamps some gates and some ups."""
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -152,7 +152,7 @@ def kernels_of(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_alone_and_in_any_company(kind: str) -> None:
-    """Rows in another order, some of them, one by one, and with another number of threads."""
+    """Rows come in another order, some of them, one by one, and with other thread counts."""
     ups, downs = kernels_of(kind, 6, 64, 96)
     mixture = NATIVE.mixture(Routing(experts=6, top_k=1), ups, downs)
     x, routes = rows_of(70, 64, torch.bfloat16), routes_of(70, 6, 3)
@@ -197,7 +197,7 @@ def test_another_order_of_the_experts_changes_no_bit(kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_without_experts_are_zero_and_change_no_others(dtype: torch.dtype) -> None:
-    """Five experts, a number that no block of kernels divides; padding has NaN in it."""
+    """There are five experts, not a multiple of any kernel's block. Padding is NaN."""
     mixture = mixture_of(NATIVE, weights_of(5, 48, 32, dtype))
     x, routes = rows_of(11, 48, dtype), routes_of(11, 5, 2)
     alone = mixture(x, routes)

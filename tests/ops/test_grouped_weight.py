@@ -1,5 +1,4 @@
-"""Weights of integers: their products bit for bit, on every instruction set, and how far off they
-are."""
+"""Weights of integers: their products, bit for bit, on every instruction set, and their errors."""
 
 from __future__ import annotations
 
@@ -46,8 +45,9 @@ IN_FILES: set[tuple[int, bool, int, Kept]] = {
     *((8, False, 128, "bfloat16"), (4, False, 32, "bfloat16"), (4, False, 128, "float16")),
     *((4, True, 128, "zero points"), (8, True, 128, "zero points"), (8, False, 128, "float16")),
 }
-"""What GGUF files, those of AWQ and GPTQ, and rounding at loading make: bits, whether there are
-minimums, size of groups, and how scales are kept."""
+"""Kinds in GGUF, AWQ and GPTQ files, and from rounding at loading.
+
+Each has the bits, a flag for minimums, the size of groups, and the kind of scales."""
 
 PRODUCTS = [
     pytest.param(
@@ -62,8 +62,7 @@ PRODUCTS = [
     for j, group in enumerate([16, 32, 64, 128, 384, 300])
     for k, kept in enumerate(KEPT)
 ]
-"""Every two of kind, group and how scales are kept, and all that files have; the others are
-slow."""
+"""Every pair of kind, group size and kind of scales, and all in `IN_FILES`. The rest are slow."""
 
 
 @pytest.mark.parametrize(("bits", "has_minimums", "group_size", "kept"), PRODUCTS)
@@ -177,7 +176,7 @@ def test_the_largest_sums_of_a_long_row_overflow_nowhere(
 
 
 def test_multiply_adds_are_rounded_once_on_every_instruction_set(isa: str) -> None:
-    # An output is `first`, and then nearly half of its last place more: a tie in float64.
+    # An output is `first` plus almost half of its last place, which is a tie in float64.
     first = np.array([1 + 2.0**-23, -1 - 2.0**-23, 2.0**-127 + 2.0**-149, 1, 0])
     half = np.array([2.0**-24, -(2.0**-24), 2.0**-150, 2.0**-24, 2.0**-150])
     part = 2.0**-40  # x is smaller by that, and has the scale (1 + 2^-16) * part
@@ -386,7 +385,7 @@ def test_a_weight_takes_its_bits_and_its_parameters(
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scales_of_any_sign_and_range_are_kept_as_multiples(isa: str, sign: int) -> None:
-    # Of 16 groups: the whole range of int8, a zero of the number's sign, a span of zeros.
+    # Multiples of 16 groups have the whole range of int8. Numbers include zero and subnormals.
     multiples = np.array([-128, 127, 0, 1, -1, 64, -64, 3, *range(8)], np.float32)
     numbers = sign * np.array([2.0**-14, 1.4140625, 3e-41, 0, 65504, 2.0**-24], np.float32)
     scales = numbers[:, None] * multiples

@@ -1,4 +1,4 @@
-"""A batch that goes on in place is the one that would be laid out anew."""
+"""A batch that is advanced in place equals a newly laid out one."""
 
 from __future__ import annotations
 

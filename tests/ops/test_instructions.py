@@ -1,5 +1,4 @@
-"""Kernels are made of the instructions that their names claim, and not of slower ones that compute
-the same."""
+"""Kernels contain the instructions that their names claim, and no slower equivalents."""
 
 from __future__ import annotations
 

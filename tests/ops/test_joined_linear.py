@@ -1,4 +1,4 @@
-"""Layers made of several: as their parts are, one after the other, to the bit."""
+"""Joined layers give the bits of their parts, one after the other."""
 
 from __future__ import annotations
 

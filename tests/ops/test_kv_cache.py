@@ -1,4 +1,4 @@
-"""Page copies within a cache and between two: only what was asked for, in the order asked for."""
+"""Page copies within a cache and between two: only the requested ones, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbered(
     backend: Backend = NATIVE,
     dtype: torch.dtype = torch.float32,
 ) -> KVCache:
-    """A cache of two layers in which no two numbers are equal, and no two patterns of bits."""
+    """Allocate a cache of two layers with different bits in every number."""
     cache = allocate(backend, 2, num_pages, page_size, heads, 3, dtype)
     plain = contents(cache)
     numbers = torch.arange(start, start + plain.numel()).view_as(plain)
@@ -36,7 +36,7 @@ def numbered(
 
 
 def bits_of(cache: KVCache) -> torch.Tensor:
-    """What it holds, NaNs and all, in a form that compares."""
+    """Return the contents as integers, so that NaNs can be compared."""
     plain = contents(cache)
     return plain.view(torch.int32 if plain.dtype is torch.float32 else torch.int16)
 
@@ -47,7 +47,7 @@ def rows(copies: Copies) -> npt.NDArray[np.int32]:
 
 @st.composite
 def lists_of_copies(draw: st.DrawFn) -> tuple[int, list[int], Copies]:
-    """Page size, pages of each cache, copies: few pages, so that copies meet each other's."""
+    """Draw a page size, pages of each cache, and copies. Few pages make copies overlap."""
     page_size = draw(st.sampled_from([1, 2, 3, 5, 16]))
     pages = [draw(st.integers(1, 4)) for _ in range(draw(st.integers(1, 2)))]
     one_end = st.integers(0, len(pages) - 1).flatmap(
@@ -63,7 +63,7 @@ def lists_of_copies(draw: st.DrawFn) -> tuple[int, list[int], Copies]:
 
 
 def copied_by_hand(caches: list[KVCache], copies: Copies) -> list[torch.Tensor]:
-    """What the caches hold afterwards, a number at a time."""
+    """Return the contents after the copies, done one token at a time."""
     after = [bits_of(cache) for cache in caches]
     for source_cache, source, target_cache, target, tokens in copies:
         for token in range(tokens):
@@ -92,7 +92,7 @@ def test_copies_are_done_one_after_the_other(backend, dtype, drawn):
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_many_large_pages_are_copied_in_order_by_any_number_of_threads(threads, dtype, num_threads):
-    """Each page moves on by one, from the last to the first, and every third loses its end."""
+    """Each page moves on by one, the last page first, and every third is copied in part."""
     _native.set_num_threads(num_threads)
     cache = allocate(NATIVE, 4, 100, 16, 2, 64, dtype)
     cache.storage.normal_()

@@ -1,4 +1,4 @@
-"""Layers whose pages keep a window alone compute the bits of layers that keep everything."""
+"""Layers that keep only a window compute the bits of layers that keep everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native attention over latents against a float64 reference, and bit by bit against itself."""
+"""Native attention over latents against a float64 reference, and bit for bit against itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_mixed_batch_agrees_with_the_reference(
     check(scene(MIXED, latents, page_size=page_size, dtype=dtype), latents)
 
 
-# Few rows and many, a rank that fills vectors and tiles, one that doesn't, an odd one, DeepSeek's.
+# There are few rows and many, and ranks that fill vectors and tiles or don't, or are odd.
 SIZES = [Latents(1, 16, 4), Latents(4, 40, 8), Latents(5, 37, 6), Latents(71, 32, 32)]
 
 
@@ -92,7 +92,7 @@ def test_any_batch_agrees_with_the_reference(
 def test_a_row_is_the_same_to_the_last_bit_in_any_chunk_batch_and_page_size(
     isa: str, dtype: torch.dtype, latents: Latents
 ) -> None:
-    """Prefixes of other lengths stand beside it, down to one page and to none."""
+    """Other sequences have prefixes of other lengths, down to one page and none."""
     context = 1100
     whole = attend(scene([(7, context, context)], latents, dtype=dtype), latents)
     for page_size, chunk in ((16, 1), (1, 37), (64, 300), (7, 3), (16, 16)):

@@ -1,4 +1,4 @@
-"""Packed linear layers against float64, and row by row against themselves."""
+"""Packed linear layers against float64, and bit for bit against themselves."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def assert_close(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """Within the worst that rounding after every product and sum can do.
+    """Compare within the largest error of rounding after every product and sum.
 
-    Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 3.1: a sum of n
-    rounded terms is off by at most n * u / (1 - n * u) times the sum of their magnitudes. A missing
-    or doubled term is about 1 / K of that sum, far more for every K here.
+    Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 3.1. A sum of n
+    rounded terms is off by at most `n * u / (1 - n * u)` times the sum of their magnitudes. A
+    missing or doubled term is about 1 / K of that sum, which is far more for every K here.
     """
     roundings = (2 * x.shape[1] + 2) * 2**-24
     exact = x.double() @ weight.double().T
@@ -155,7 +155,7 @@ def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(
     layer = NativeLinear(random(70, 33, dtype=dtype))
     x = random(14, 33, dtype=dtype)
     clean = layer(x)
-    x[5, 32] = bad  # the odd one out in the last pair
+    x[5, 32] = bad  # the last input, which has no partner in its pair
     y = layer(x)
     assert not bool(y[5].isfinite().any())
     y[5] = clean[5]

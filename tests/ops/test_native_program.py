@@ -1,4 +1,4 @@
-"""A recorded program against the same ops, one by one: the same bits, whatever the ops."""
+"""Recorded programs give the same bits as their ops, one by one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Layers:
 
 
 def mixture(dtype: torch.dtype, first: NativeLinear) -> Mixture:
-    """Five experts of which a row has two: of floats, and one of integers."""
+    """Make five experts, one with integers, of which a row has two."""
     ups = [NATIVE.linear(tensor(2 * HIDDEN, HIDDEN, dtype=dtype, seed=i) / 5) for i in range(4)]
     integers = random_integers(HIDDEN, HIDDEN, 16, 4, True).weight(dtype).linear(torch.float32)
     downs = [
@@ -77,7 +77,7 @@ def mixture(dtype: torch.dtype, first: NativeLinear) -> Mixture:
 
 
 LAYERS = {dtype: Layers(dtype) for dtype in (torch.float32, torch.bfloat16)}
-# Of two values: most ops take the first alone.
+# Each op is given two values, and most use only the first.
 OPS: dict[str, Callable[[LayerOps[Any], Layers, Any, Any], Any]] = {
     "linear": lambda ops, w, x, _: ops.linear(x, w.square),
     "integers": lambda ops, w, x, _: ops.linear(x, w.integers),
@@ -117,8 +117,10 @@ def attention(ops: LayerOps[Any], qkv: Any, logit_rows_only: bool) -> Any:
 def forward(
     steps: list[tuple[str, int, int]], weights: Layers, cap: float, ends: Collection[str] = ()
 ) -> Forward:
-    """Each step is an op and the values that it takes, counted back from the latest. `ends`: of a
-    program that is given rows, keeps logit rows, spreads its logits."""
+    """Make a forward pass of `steps`: an op and its two values, counted back from the latest.
+
+    `ends` are "given" for given rows, "keep" for kept logit rows, and "spread" for spread logits.
+    """
 
     def compute(ops: LayerOps[Any]) -> Any:
         values = [ops.embed(weights.embedding)]
@@ -127,7 +129,7 @@ def forward(
         for name, first, second in steps:
             x, y = values[-1 - first % len(values)], values[-1 - second % len(values)]
             if name.startswith("add ") and x is y:
-                y = ops.embed(weights.embedding)  # a residual is no input of its own sum
+                y = ops.embed(weights.embedding)  # a value must not be added to itself in place
                 values.append(y)
             result = OPS[name](ops, weights, x, y)
             if result is not None:
@@ -149,7 +151,7 @@ def forward(
 
 
 def host_batch(counts: list[int], logit_rows: list[int]) -> HostBatch:
-    """Sequences of so many tokens, each from position 0 and on pages of its own."""
+    """Lay out sequences of `counts` tokens, each from position 0 and on a page of its own."""
     starts = np.cumsum([0, *counts])
     positions = np.concatenate([np.arange(count) for count in counts])
     pages = np.repeat(np.arange(len(counts)), counts)
@@ -176,7 +178,7 @@ def recorded(compute: Forward, dtype: torch.dtype) -> NativeProgram:
 
 
 def both_ways(compute: Forward, dtype: torch.dtype, host: HostBatch) -> tuple[Tensor, Tensor]:
-    """Logits op by op and of a program, on pages of their own; what they keep is the same."""
+    """Compute logits op by op and by a program, on separate pages, and compare kept states."""
     program = recorded(compute, dtype)
     columns, results, kept = program.state_columns, [], []
     for by_program in (False, True):
@@ -312,7 +314,7 @@ def test_a_program_draws_what_the_backend_draws_from_its_logits(temperature):
 
 
 class Masked:
-    """Leaves out of some rows what a seed says."""
+    """Edits that mask tokens of some rows, by a seed."""
 
     def __init__(self, rows: list[int], seed: int) -> None:
         self.rows = rows

@@ -1,8 +1,8 @@
-"""Sums of bfloat16 pairs, bit by bit as Intel documents the instructions that add them up.
+"""Sums of bfloat16 pairs, bit for bit, as Intel documents their instructions.
 
-"Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2, VDPBF16PS and TDPBF16PS:
-fused multiply-adds that round to nearest even, take denormal numbers as zeros, and give zeros
-for them.
+"Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2, VDPBF16PS and TDPBF16PS.
+These are fused multiply-adds that round to nearest even. They read denormal numbers as zeros, and
+return zeros for them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def without_denormals(x: Floats) -> Floats:
 
 
 def multiply_add(a: Floats, b: Floats, total: Floats) -> Floats:
-    """Of factors that are bfloat16. float64 holds the product, and their sum wherever it is near
-    a tie of float32."""
+    """Compute a fused multiply-add of bfloat16 factors.
+
+    The product is exact in float64. So is the sum, whenever it is close to a tie of float32."""
     exact = a.astype(np.float64) * b.astype(np.float64) + total.astype(np.float64)
     return without_denormals(exact.astype(np.float32))
 
@@ -58,7 +59,7 @@ MODELS = {"avx512_bf16": sums_by_vdpbf16ps, "amx_bf16": sums_by_tdpbf16ps}
 
 
 def operands(in_features: int) -> tuple[Tensor, Tensor]:
-    """Of all sizes: some products and sums are denormal, some factors too."""
+    """Draw factors of all sizes. Some factors, products and sums are denormal."""
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(ROWS, in_features, generator=generator)
     weight = torch.randn(OUT_FEATURES, in_features, generator=generator)

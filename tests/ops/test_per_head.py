@@ -1,4 +1,4 @@
-"""Products of each head with a weight of its own: against float64, and bit by bit."""
+"""Products of each head with a weight of its own, against float64, and bit for bit."""
 
 from __future__ import annotations
 

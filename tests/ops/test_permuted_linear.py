@@ -1,4 +1,4 @@
-"""Layers whose inputs are sorted: what the sorted one gives for sorted rows, to the bit."""
+"""Layers with permuted inputs give the bits of sorted layers for sorted rows."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_every_row_equals_the_definition(
 
 
 def own_bits(seed: int, position: int, token_id: int) -> int:
-    """64 bits of a token, by their definition."""
+    """Compute the 64 bits of a token, by their definition."""
     block, place = divmod(token_id, 64)
     word, lane = divmod(place, 16)
     key = (seed & 0xFFFFFFFF, seed >> 32)
@@ -83,7 +83,7 @@ def test_an_exponential_is_a_function_of_seed_position_and_id(
 ) -> None:
     noise = exponentials(seed, position, np.array(ids)).tolist()
     for value, token_id in zip(noise, ids, strict=True):
-        # 1 - u to the last bit, which a float64 near 1 hasn't.
+        # This gives 1 - u to the last bit, which a float64 near 1 lacks.
         upper_end = Fraction(2 * (2**64 - own_bits(seed, position, token_id)) - 1, 2**65)
         with localcontext(prec=60):
             expected = -(Decimal(upper_end.numerator) / Decimal(upper_end.denominator)).ln()

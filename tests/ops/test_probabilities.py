@@ -66,7 +66,7 @@ def test_they_are_the_definitions(
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_what_is_drawn_is_probable_and_what_is_probable_is_drawn(isa: str) -> None:
-    """Rows have many ties and borders anywhere; each instruction set weighs them."""
+    """Rows have many ties, and borders of kept tokens anywhere, on each instruction set."""
     generator = torch.Generator().manual_seed(3)
     logits = (torch.randn(22, 40, generator=generator) * 4).round() / 4
     logits[:, ::6] = -math.inf
@@ -84,7 +84,7 @@ def test_what_is_drawn_is_probable_and_what_is_probable_is_drawn(isa: str) -> No
 
 
 def test_a_large_vocabulary_is_as_the_reference_has_it() -> None:
-    """In lists and in whole rows, on several threads."""
+    """Candidates are in lists and in whole rows, on several threads."""
     logits = torch.randn(22, 20_000, generator=torch.Generator().manual_seed(1)) * 3
     params = every_kind_of_params(len(logits))
     found, expected = (probabilities(each, logits, params) for each in (NATIVE, REFERENCE))

@@ -1,4 +1,4 @@
-"""What a program refuses: values that don't fit when it is recorded, tensors when it is run."""
+"""Programs refuse values that don't fit when they are recorded, and tensors when they run."""
 
 from __future__ import annotations
 

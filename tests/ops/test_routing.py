@@ -1,4 +1,4 @@
-"""Routers against those of transformers, and what is chosen where scores say little."""
+"""Routers against those of transformers, and their choice among equal scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aioserve.ops import Backend, backend_named
 from aioserve.ops.experts import Mixture
 
 SIZES = [(8, 1), (8, 2), (60, 4), (64, 8), (96, 16), (128, 8), (256, 8), (256, 16)]
-"""Experts, and how many of them each row has."""
+"""Pairs of the number of experts, and the number that each row has."""
 TOLERANCE = 1e-5
 
 
@@ -38,7 +38,7 @@ def scores_of(rows: int, experts: int, seed: int = 0) -> Tensor:
 
 
 class Router(NamedTuple):
-    """A router of transformers, and ours for the same settings."""
+    """Router of transformers, and our settings for it."""
 
     module: str
     name: str
@@ -102,7 +102,7 @@ ROUTERS = {
 def theirs(
     router: Router, experts: int, top_k: int, correction: Tensor | None
 ) -> Callable[..., Any]:
-    """A router whose logits are what it is given."""
+    """Make transformers' router with logits that are its input."""
     from importlib import import_module
 
     module = import_module(f"transformers.models.{router.module}.modeling_{router.module}")
@@ -129,7 +129,7 @@ def test_a_router_chooses_and_weighs_as_transformers_has_it(
     router = ROUTERS[name]
     correction = None
     if name.startswith("deepseek_v3"):
-        # What chooses is then far below -1, and differs from what weighs.
+        # Scores that choose are then far below -1, and differ from the weights.
         correction = torch.randn(experts, generator=torch.Generator().manual_seed(1)) - 4
     groups, top_groups = router.ours.get("groups", 1), router.ours.get("top_groups", 1)
     top_k = min(top_k, experts // groups * top_groups)

@@ -1,4 +1,4 @@
-"""Attention of sequences that share pages: keys are read once for several, rows keep their bits."""
+"""Attention of sequences that share pages: keys are read once for several, with the same bits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def decodes_of_one_prefix(
     page_size: int = 16,
     dtype: torch.dtype = torch.float32,
 ) -> Scenario:
-    """Contexts of different lengths behind the same first `prefix` keys."""
+    """Lay out contexts of different lengths that share their first `prefix` keys."""
     sequences = [(i, 1, prefix + 1 + 9 * i) for i in range(count)]
     scenario = lay_out(sequences, heads, page_size=page_size, dtype=dtype)
     for row in range(1, count):
@@ -63,7 +63,7 @@ def decodes_of_one_prefix(
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Scenario, Heads]:
-    """Decodes and chunks, of which some read runs of their pages where an earlier sequence does."""
+    """Draw decodes and chunks, some of which share runs of pages with an earlier sequence."""
     page_size = draw(st.sampled_from([1, 2, 3, 8, 16, 24, 32, 64, 128]))
     kv_heads, group = draw(st.integers(1, 2)), draw(st.sampled_from([1, 2, 3, 8, 20]))
     heads = Heads(kv_heads * group, kv_heads, draw(st.sampled_from([8, 24, 32, 37])))
@@ -104,7 +104,7 @@ def test_a_row_is_that_of_its_sequence_alone_whoever_shares_its_pages(
     assert torch.equal(together, each_alone(scenario))
 
 
-# One row of a tile, several, and more members than a group has.
+# Counts fill one row of a tile, several, and more than a group.
 @pytest.mark.parametrize("heads", [Heads(2, 2, 24), Heads(8, 4, 64), Heads(3, 1, 32)])
 @dtypes
 def test_many_decodes_behind_one_prefix_have_the_bits_of_each_alone(

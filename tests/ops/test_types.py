@@ -1,4 +1,4 @@
-"""The values that ops work on, and the choice of a backend."""
+"""Values that ops work on, and the choice of a backend."""
 
 from __future__ import annotations
 

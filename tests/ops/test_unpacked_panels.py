@@ -1,5 +1,6 @@
-"""Panels that tasks of many rows unpack first: the results are those of few rows, which read them
-as they are kept, to the bit."""
+"""Panels that tasks of many rows unpack first give the bits of tasks of few rows.
+
+The latter read panels packed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def alone(layer: NativeLinear, x: torch.Tensor) -> torch.Tensor:
 def test_rows_give_the_same_bits_wherever_unpacking_begins(
     isa: str, threads: None, bits: int, has_minimums: bool, kept: Kept
 ) -> None:
-    # Several tasks, of which the last has fewer panels, and one that isn't whole.
+    # There are several tasks, the last with fewer panels, one of them incomplete.
     integers = random_integers(32 * 9 + 5, 304, 16, bits, has_minimums, kept)
     layer = integers.weight(torch.bfloat16).linear(torch.float32)
     x = random_rows(131, 304, torch.bfloat16)

@@ -1,5 +1,6 @@
-"""A token that a row doesn't see has no part in its result, whatever its key and value are: 0 times
-a NaN is none."""
+"""Tokens that a row doesn't attend to have no part in its result, even if they are NaN.
+
+A weight of 0 would not do, as 0 times NaN is NaN."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def test_the_reference_agrees(
 
 @dtypes
 def test_nothing_comes_through_norms_and_rotation(isa: str, dtype: torch.dtype) -> None:
-    """A NaN of a key is in all of its numbers then."""
+    """A NaN in a key spreads to all of its numbers."""
     scenario = lay_out(MIXED, Heads(4, 2, 24), dtype=dtype)
     rotation = Rotation(*angles(8, scenario.host.max_context, seed=3))
     norms = HeadNorms(random(24, dtype=dtype, seed=1), random(24, dtype=dtype, seed=2), 1e-6)
@@ -77,7 +78,7 @@ def test_the_reference_agrees_about_latents(dtype: torch.dtype, latents: Latents
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("rows_only", [False, True])
 def test_units_that_run_split_by_split_see_no_more(isa: str, rows_only: bool) -> None:
-    """A long context by several threads, each with splits of its own."""
+    """Several threads compute a long context, each with splits of its own."""
     _native.set_num_threads(3)
     scenario = lay_out([(1, 12, 1500), (2, 700, 1300)], Heads(4, 1, 64), dtype=torch.bfloat16)
     tokens = [Broken(0, 1492, keys=False), Broken(1, 1023, keys=False), Broken(1, 1299)]

@@ -1,5 +1,7 @@
-"""Steps in which the keys and values of a few tokens are no numbers, for the tests of ops: who sees
-such a token has no numbers either, and everyone else what it has without it."""
+"""Steps with NaN or infinity in the keys and values of a few tokens, for the tests of ops.
+
+Rows that attend to a broken token have no finite result. All others have the result that they have
+without it."""
 
 from __future__ import annotations
 
@@ -16,14 +18,15 @@ from tests.ops.latent_scenes import Latents, angles, on
 from tests.ops.scenarios import Scenario, random
 
 NAN, INFINITY = float("nan"), float("inf")
-# A decode, and chunks that begin at the front, in and across key blocks and splits of keys.
+# There is a decode, and chunks at the front, in and across key blocks and splits of keys.
 MIXED = [(1, 1, 30), (2, 70, 70), (3, 9, 129), (4, 33, 540), (5, 2, 2), (6, 5, 64)]
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The token at position `at` of sequence `row`, which the step computes: `number` is among its
-    keys, or its values, or both."""
+    """Token at position `at` of sequence `row`, which the step computes.
+
+    `number` replaces a number in its key, its value, or both."""
 
     row: int
     at: int
@@ -32,7 +35,7 @@ class Broken:
     values: bool = True
 
 
-# The first, the middle and the last token of a chunk, and two of one sequence.
+# There are first, middle and last tokens of chunks, and two tokens of one sequence.
 BROKEN = [
     Broken(1, 33),
     Broken(1, 50, INFINITY, keys=False),
@@ -43,7 +46,7 @@ BROKEN = [
     Broken(5, 62, -INFINITY, keys=False),
 ]
 Write = Callable[[Sequence[Broken]], Tensor]
-"""Attention `[T, Hq, D]` once keys and values are written, of which some are broken."""
+"""Function from broken tokens to attention `[T, Hq, D]`, after keys and values are written."""
 
 
 def check(attend: Write, host: HostBatch, tokens: Sequence[Broken], window: int = 0) -> None:
@@ -76,7 +79,7 @@ def check_plain(
     norms: HeadNorms | None = None,
     **options: Any,
 ) -> None:
-    """`options` are those of `AttentionKind`."""
+    """Check attention over keys and values. `options` are those of `AttentionKind`."""
     host, heads = scenario.host, scenario.q.shape[1]
     at = torch.from_numpy(host.token_locations[0])
     pages, offsets = at // scenario.page_size, at % scenario.page_size
@@ -102,7 +105,7 @@ def check_plain(
 def check_latent(
     backend: Backend, scenario: Scenario, latents: Latents, tokens: Sequence[Broken] = BROKEN
 ) -> None:
-    """`keys` are what is rotated of a token, which is no part of its value."""
+    """Check attention over latents. Broken `keys` are in the rotated part, which isn't a value."""
     host, rank = scenario.host, latents.rank
     written = random(len(host.positions), latents.dim, dtype=scenario.storage.dtype, seed=8)
     cos, sin = angles(latents.rotated // 2, host.max_context, seed=10)

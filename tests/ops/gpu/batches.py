@@ -1,4 +1,4 @@
-"""Scenarios of tests/ops as the GPU's kernels read them."""
+"""Scenarios of tests/ops in the form that the GPU's kernels read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GpuStep(NamedTuple):
 
 
 def gpu_batch(host: HostBatch, device: torch.device, *, num_splits: int = 1) -> GpuBatch:
-    """Sequences at the front with one query token are decodes."""
+    """Make a batch for the GPU. Leading sequences with one query token are decodes."""
     counts = np.diff(host.query_start).tolist()
     decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
     blocks = [
@@ -59,7 +59,9 @@ def gpu_batch(host: HostBatch, device: torch.device, *, num_splits: int = 1) -> 
 
 
 def on_gpu(scenario: Scenario, device: torch.device, *, num_splits: int = 1) -> GpuStep:
-    """In memory of its own. Keys and values beside the queries are NaN: they are in the pages."""
+    """Copy a scenario to a device.
+
+    Keys and values in the fused rows are NaN, since they are in the pages."""
     tokens, _, dim = scenario.q.shape
     kv_heads = scenario.storage.shape[3]
     others = torch.full((tokens, 2 * kv_heads, dim), float("nan"), dtype=scenario.q.dtype)

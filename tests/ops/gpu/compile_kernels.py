@@ -1,10 +1,10 @@
-"""Compiles the GPU's kernels for cards that aren't there, and shows what they take of them.
+"""Compile the GPU's kernels for cards that aren't present, and show the resources they take.
 
     python -m tests.ops.gpu.compile_kernels [--targets 80 90 100] [--in-turn] [--only NAME]
         [--json PATH]
 
-prints a line for each kernel and target: registers of a thread, bytes of stack (what registers
-spill to), and shared memory. Triton compiles without a GPU where it is told what for.
+prints a line for each kernel and target: registers of a thread, bytes of stack (spilled registers),
+and shared memory. Triton compiles without a GPU for a given target.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.ops.gpu.op_builds import op_builds
 
 TARGETS = (80, 90, 100)
 SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Bytes that one program may take, by compute capability."""
+"""Most bytes of shared memory for one program, by compute capability."""
 
 POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 PRODUCTS = re.compile(r"\b(wgmma\.mma_async|mma\.sync|tcgen05\.mma)\b")
@@ -45,11 +45,11 @@ BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class Build(NamedTuple):
-    """A kernel in one of its compilations.
+    """One compilation of a kernel.
 
-    `signature` has a type for every argument that is no constant, as Triton spells them: `*bf16`,
-    `i32`. `:16` behind it says that an integer, or an address in bytes, is a multiple of 16. A
-    named tuple has one for each of its fields.
+    The `signature` has a type in Triton's spelling for every argument except constants: `*bf16`,
+    `i32`. A suffix `:16` means that an integer, or an address in bytes, is a multiple of 16. A
+    named tuple has a type for each of its fields.
     """
 
     function: Any
@@ -67,7 +67,7 @@ class Build(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one program takes."""
+    """Resources of one program."""
 
     kernel: str
     target: int
@@ -76,7 +76,7 @@ class Resources:
     stack_bytes: int
     shared_bytes: int
     products: tuple[str, ...]
-    """Families of its instructions for products of tiles."""
+    """Families of its instructions that multiply tiles."""
 
 
 class Shape(NamedTuple):
@@ -207,7 +207,7 @@ KERNELS += [
 
 
 def compiled(build: Build, target: int) -> Any:
-    """Triton's compiled kernel: its machine code is `asm["cubin"]`."""
+    """Compile with Triton. The result's machine code is `asm["cubin"]`."""
     types: dict[str, Any] = dict.fromkeys(build.constexprs, "constexpr")
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     names = build.function.arg_names
@@ -261,7 +261,7 @@ def resources(build: Build, target: int) -> Resources:
 
 
 def in_turn(jobs: Sequence[tuple[Build, int]]) -> list[tuple[Build, int]]:
-    """The first kernel for the first of its targets, the second for the second of its own."""
+    """Choose one target for each kernel, in turn."""
     by_name: dict[str, list[tuple[Build, int]]] = {}
     for build, target in jobs:
         by_name.setdefault(build.name, []).append((build, target))

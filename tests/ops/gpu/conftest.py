@@ -1,4 +1,4 @@
-"""The device that the GPU's kernels are tested on: Triton's interpreter where there is no GPU."""
+"""Device on which the GPU's kernels are tested. Without a GPU, it is Triton's interpreter."""
 
 from __future__ import annotations
 

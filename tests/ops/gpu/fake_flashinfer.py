@@ -1,7 +1,7 @@
-"""What aioserve uses of FlashInfer, in plain torch: the same signatures, the same checks.
+"""Fake FlashInfer in plain torch, with the signatures and checks that aioserve uses.
 
-Where the real one copies arrays of the host to the device without waiting, this one looks at them
-when it computes. So whoever changes them too early gets what a GPU might give.
+The real one copies arrays of the host to the device without waiting. This one reads them when it
+computes, so that a change that comes too early shows, as it might on a GPU.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         )
         assert non_blocking, "it would wait for the device"
         assert disable_split_kv, "its workspace has no room for parts of contexts"
-        # Arrays on a device would be copied to the host, which waits for all that it has to do.
+        # Copying arrays from the device to the host would wait for all of the device's work.
         for array in (qo_indptr, paged_kv_indptr, paged_kv_last_page_len):
             assert array.device.type == "cpu"
         assert paged_kv_indices.device == self._device
@@ -205,7 +205,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         return out
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """q [T, Hq, D], keys and values [C, Hk, D] -> [T, Hq, D]."""
+        """Attend: q [T, Hq, D], keys and values [C, Hk, D] -> [T, Hq, D]."""
         group = self._num_qo_heads // self._num_kv_heads
         wide = [x.double().repeat_interleave(group, 1) for x in (keys, values)]
         scores = torch.einsum("thd,chd->htc", q.double(), wide[0]) * self._scale
@@ -221,6 +221,6 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
 
 def _only_defaults(**arguments: tuple[Any, Any]) -> None:
-    """(given, default) of what this doesn't do."""
+    """Assert that unsupported arguments, each (given, default), have their defaults."""
     for name, (given, default) in arguments.items():
         assert given is default or given == default, f"{name}={given!r} isn't done here"

@@ -1,4 +1,4 @@
-"""Compilations of the linear layers of small numbers, as `compile_kernels` compiles them."""
+"""Compilations of the linear layers of small numbers, for `compile_kernels`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Layer(NamedTuple):
     bits: int
     chunk: int
     kind: str = "plain"
-    """Or zeros, or minimums."""
+    """Kind of groups: "plain", "zeros" or "minimums"."""
     rounded: bool = False
     scales: str = F16
-    """Triton's type of the scales; int8 are multiples."""
+    """Triton's type of the scales; int8 means multiples."""
     code: Code = "integers"
 
     @property
@@ -56,7 +56,7 @@ class Layer(NamedTuple):
 
     @property
     def weight(self) -> Weight:
-        """Triton's types of it."""
+        """Triton's types of the weight's parts."""
         values = U8 if self.bits == 4 or self.code == "e4m3" else I8
         types: dict[str, Any] = {
             "packed": E4M3 if self.code == "e4m3" and self.rounded else values,
@@ -108,7 +108,7 @@ LAYERS = (
     (Layer(BF16, 4, 32, "minimums", scales=I8), (16, 64)),
     (Layer(BF16, 8, 16, scales=I8), (64,)),
 )
-"""With numbers of rows: those of tiles. Few rows are multiplied by parts."""
+"""Layers, each with numbers of rows, which are those of tiles. Few rows are multiplied in parts."""
 
 
 def grouped_builds() -> Iterator[GroupedBuild]:
@@ -227,7 +227,7 @@ def _experts(layer: Layer) -> GroupedBuild:
 
 
 def _multiplied(layer: Layer) -> dict[str, Any]:
-    """Arguments of all kernels that multiply."""
+    """Return the arguments of all kernels that multiply."""
     rounded = E4M3 if layer.code == "e4m3" else I8
     types: dict[str, Any] = {
         "x": rounded if layer.rounded else layer.data,

@@ -1,4 +1,4 @@
-"""Layers of small numbers as GPUs hold them, and what they must compute."""
+"""Layers of small numbers in the form that GPUs hold, and their exact results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARTS = {"weight": StoredTensor(Path("memory"), "weight", -1, 0, 0, "U8", (1, 1)
 
 @dataclass(frozen=True, eq=False)
 class InMemory(Format):
-    """A weight that is there."""
+    """Format of a weight in memory."""
 
     weight: Weight
     form: IntegerForm | CodeForm | None
@@ -108,7 +108,7 @@ def held(
     scales: Scales = "float32",
     alike: int = 1,
 ) -> HeldLinear:
-    """One layer of all of them."""
+    """Make one layer of all weights."""
     decoding = HeldDecoding(str(dtype).removeprefix("torch."), formats)
     parts = [
         stored(weight, rounded_activations=rounded_activations, scales=scales, alike=alike)
@@ -127,10 +127,10 @@ def random_integers(
     scales: str = "float16",
     seed: int = 0,
 ) -> GroupedIntegers:
-    """Neither symmetric nor alike, with one input of the largest values.
+    """Draw an asymmetric weight, with the largest values in one input.
 
-    kind: "plain", "zeros", "minimums", or "unsigned zeros", which are those of values from 0 on.
-    scales: what holds them exactly: float16, bfloat16 or float32.
+    - kind: "plain", "zeros", "minimums", or "unsigned zeros", which are zeros of unsigned values.
+    - scales: dtype that holds scales exactly: float16, bfloat16 or float32.
     """
     random = np.random.default_rng(seed + 1000 * out_features + in_features)
     unsigned = bits < 8 and kind in ("minimums", "unsigned zeros")
@@ -162,7 +162,7 @@ NF4 = np.array(
     ],
     np.float32,
 )
-"""The table of Dettmers et al., "QLoRA", 2023."""
+"""Table of NF4, from Dettmers et al., "QLoRA", 2023."""
 
 
 def random_codes(
@@ -174,7 +174,7 @@ def random_codes(
     alike: int = 1,
     seed: int = 0,
 ) -> CodedFloats:
-    """Every code but NaN, scales of any sign and size that so many outputs share."""
+    """Draw all codes except NaN, and scales of any sign and size, shared by `alike` outputs."""
     random = np.random.default_rng(seed + 1000 * out_features + in_features)
     known = np.flatnonzero(np.isfinite(table)).astype(np.uint8)
     codes = random.choice(known, (out_features, in_features))
@@ -187,7 +187,7 @@ def random_codes(
 
 
 def exact(x: Tensor, weight: Floats, bias: Floats | None = None) -> tuple[Tensor, Tensor]:
-    """The product in float64, and the sum of its terms' sizes, which errors are measured by."""
+    """Compute the product in float64, and the sum of its terms' magnitudes, to measure errors."""
     w, rows = torch.from_numpy(weight).double(), x.double().cpu()
     found, size = rows @ w.T, rows.abs() @ w.abs().T
     if bias is not None:

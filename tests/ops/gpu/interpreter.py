@@ -1,4 +1,4 @@
-"""What Triton's interpreter does unlike a GPU, put right."""
+"""Corrections of Triton's interpreter where it differs from a GPU."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ __all__ = [
 
 
 def round_bfloat16_to_nearest() -> None:
-    """The interpreter cuts the lower half of a float32 off; a GPU rounds to the nearest, to even
-    between two. Nothing is done where there is a GPU."""
+    """Round float32 to bfloat16 to nearest, ties to even, as a GPU does; the interpreter truncates.
+
+    Does nothing if there is a GPU."""
     if torch.cuda.is_available():
         return
     import triton.language as tl
@@ -44,12 +45,12 @@ def round_bfloat16_to_nearest() -> None:
 
 
 def correct_products() -> None:
-    """Multiply what operands of bfloat16 and E4M3 stand for, and each row alike wherever it stands.
-    Nothing is done where there is a GPU.
+    """Multiply the values of bfloat16 and E4M3 operands, with the same bits for a row in any place.
 
-    The interpreter keeps bfloat16 in integers of 16 bits, and `tl.dot` multiplies those. And it
-    leaves products to numpy's BLAS, which on some processors adds up a row in another order where
-    another number of rows comes with it. Summed in float64, they are rounded to the same float32.
+    The interpreter keeps bfloat16 in integers of 16 bits, and `tl.dot` multiplies those. Its
+    products use numpy's BLAS, which on some processors sums up a row in an order that depends on
+    the number of rows. Here, sums are in float64 and round to the same float32. Does nothing if
+    there is a GPU.
     """
     if torch.cuda.is_available():
         return
@@ -76,8 +77,9 @@ def correct_products() -> None:
 
 @cache
 def hasten() -> None:
-    """Do once what the interpreter does anew for each call and each block of numbers. It takes half
-    of its time. Nothing is done where there is a GPU."""
+    """Cache work that the interpreter repeats for each call and block, in half of its time.
+
+    Does nothing if there is a GPU."""
     if torch.cuda.is_available():
         return
     _replace_the_language_at_launches()
@@ -86,8 +88,9 @@ def hasten() -> None:
 
 
 def _replace_the_language_at_launches() -> None:
-    """For a kernel the language is `tl`, for functions of Triton's own library it is `core`. Both
-    are replaced where a kernel is launched, so that no function that it calls needs to."""
+    """Replace the language once at each launch of a kernel, for all functions that it calls.
+
+    The language is `tl` in kernels, and `core` in functions of Triton's own library."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -134,7 +137,7 @@ def _know_numpy_types() -> None:
 
 
 def _know_shapes() -> None:
-    """Types of blocks and what blocks of them say of their shape, by element and shape."""
+    """Cache types of blocks, and the shapes of blocks of these types, by element and shape."""
     import triton.language as tl
 
     block_type: Any = tl.core.block_type
@@ -167,8 +170,9 @@ def _know_shapes() -> None:
 
 @contextmanager
 def round_fused_products_once() -> Iterator[None]:
-    """The interpreter rounds a fused product, and then the sum. Nothing is done where there is a
-    GPU."""
+    """Round fused multiply-adds once, where the interpreter rounds the product and the sum.
+
+    Does nothing if there is a GPU."""
     if torch.cuda.is_available():
         yield
         return

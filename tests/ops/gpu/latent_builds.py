@@ -1,4 +1,4 @@
-"""Compilations of the kernels of latent attention, as `compile_kernels` compiles them."""
+"""Compilations of the kernels of latent attention, for `compile_kernels`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANK, ROTATED = 512, 64
 
 
 def latent_builds(targets: tuple[int, ...]) -> Iterator[LatentBuild]:
-    """Builds for DeepSeek V2 Lite's and V3's numbers of heads."""
+    """Yield builds for DeepSeek V2 Lite's and V3's numbers of heads."""
     for dtype, heads, page in (
         (torch.bfloat16, 128, 16),
         (torch.float16, 16, 1),

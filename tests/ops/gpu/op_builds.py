@@ -1,4 +1,4 @@
-"""Compilations of the ops beside attention, as `compile_kernels` compiles them."""
+"""Compilations of the ops other than attention, for `compile_kernels`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios of tests/ops as `CudaBackend` prepares them, for attention that plans on the host."""
+"""Scenarios of tests/ops, prepared by `CudaBackend`, for attention that plans on the host."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ __all__ = ["Prepared", "assert_close"]
 
 
 class Prepared:
-    """On a device, in memory of its own. Keys and values beside the queries are NaN: they are in
-    the pages."""
+    """Scenario that is copied to a device.
+
+    Keys and values in the fused rows are NaN, since they are in the pages."""
 
     def __init__(self, scenario: Scenario, device: torch.device, tiles: AttentionTiles) -> None:
         backend = CudaBackend(device)
@@ -41,6 +42,6 @@ class Prepared:
 
 
 def assert_close(got: Tensor, expected: Tensor) -> None:
-    """To within rounding of their dtype."""
+    """Compare within the rounding of the dtype."""
     unit = torch.finfo(expected.dtype).eps
     torch.testing.assert_close(got, expected, rtol=4 * unit, atol=4 * unit)

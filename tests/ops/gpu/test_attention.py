@@ -1,6 +1,6 @@
 """Attention on a GPU, or in Triton's interpreter, against a float64 reference and against itself.
 
-Tiles have 16 keys where nothing else is said, so that short contexts are several.
+Tiles have 16 keys by default, so that short contexts have several tiles.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from tests.tiers import examples
 
 SMALL = AttentionTiles(prefill=Tile(32, 16, 4, 1), decode=Tile(16, 16, 4, 1), part_keys=32)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-# Of results and weights: half a unit of the last of their bits. The interpreter cuts bits off where
-# a GPU rounds to bfloat16.
+# Rounding of results and weights is half a unit of their last bit. Uncorrected, the interpreter
+# truncates to bfloat16, where a GPU rounds.
 ROUNDING = {
     torch.float16: 2**-11,
     torch.bfloat16: 2**-8 if torch.cuda.is_available() else 2**-7,
 }
 
 DECODES = [(1, 1, 1), (3, 1, 17), (5, 1, 75)]
-# A prompt; chunks behind a prefix, across tiles of keys and rows.
+# There is a prompt, and chunks behind a prefix, across tiles of keys and rows.
 CHUNKS = [(2, 21, 21), (4, 9, 50), (6, 2, 33)]
 
 Sequences = Sequence[tuple[int, int, int]]
@@ -50,14 +50,14 @@ Sequences = Sequence[tuple[int, int, int]]
 def run(
     step: GpuStep, window: int = 0, soft_cap: float = 0.0, tiles: AttentionTiles = SMALL
 ) -> Tensor:
-    """[T, Hq * D]"""
+    """Compute attention, [T, Hq * D]."""
     scale = step.kv.head_dim**-0.5
     kind = AttentionKind(scale, window, soft_cap)
     return paged_attention(step.qkv, step.at, kind, tiles=tiles).cpu()
 
 
 def reference(scenario: Scenario, window: int, soft_cap: float, *, magnitude: bool) -> Tensor:
-    """In float64. `magnitude`: that of the values' absolutes instead."""
+    """Compute attention in float64; with `magnitude`, over the absolutes of values."""
     step = scenario.on(REFERENCE, wide=True)
     if magnitude:
         plain = contents(step.kv)
@@ -79,7 +79,7 @@ def check(scenario: Scenario, got: Tensor, window: int = 0, soft_cap: float = 0.
     assert bool((error <= limit).all()), f"{(error - limit).max()} beyond the limit"
 
 
-# In pages of 16 a tile of keys is a page, in pages of 64 a part of one.
+# A tile of keys is a page of 16, and a part of a page of 64.
 @pytest.mark.parametrize(
     ("page_size", "window", "soft_cap"),
     [(1, 0, 0.0), (3, 21, 0.0), (16, 0, 4.0), (64, 33, 4.0), (64, 0, 0.0)],
@@ -176,7 +176,7 @@ def test_blocks_of_queries_make_up_a_long_prompt(device: torch.device) -> None:
         check(scenario, run(on_gpu(scenario, device), window, tiles=tiles), window)
 
 
-# The longest context has more tiles of keys than there may be parts, so its parts are longer.
+# The longest context has more tiles of keys than the most parts, so that its parts are longer.
 @pytest.mark.more
 @pytest.mark.parametrize("window", [0, 100])
 def test_a_row_is_the_same_with_any_number_of_splits(device: torch.device, window: int) -> None:
@@ -254,7 +254,7 @@ def test_keys_before_the_window_are_never_read(device: torch.device) -> None:
         assert torch.equal(run(step, 21), before)
 
 
-# The interpreter's maximum is numpy's.
+# The interpreter uses numpy's maximum, which warns.
 @pytest.mark.filterwarnings("ignore:All-NaN slice")
 def test_nan_in_one_row_stays_there(device: torch.device) -> None:
     scenario = lay_out([*DECODES, *CHUNKS], Heads(4, 2, 32))

@@ -32,7 +32,7 @@ def run(
     soft_cap: float = 0.0,
     prompts: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """[T, Hq * D], and the log-sum-exp [T, Hq]"""
+    """Compute attention [T, Hq * D], and the log-sum-exp [T, Hq]."""
     kind = AttentionKind(
         0.2, window, soft_cap, None if sinks is None else sinks.to(step.qkv.device)
     )

@@ -1,4 +1,4 @@
-"""The backend as a whole: what it takes and refuses, and tiny decoders on it."""
+"""The backend as a whole: accepted and refused sizes, and tiny decoders on it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ round_bfloat16_to_nearest()
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FAMILIES = ["qwen3", "gemma2"]
-"""Head norms; soft caps, windows, gelu, and norms whose weights have an offset."""
+"""Models with head norms, soft caps, windows, gelu, and norms whose weights have an offset."""
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_a_decoder_in_bfloat16_stays_near_float32(
 def test_a_runner_decodes_what_it_sampled_through_slots_and_copied_pages(
     backend: CudaBackend, directories: dict[str, Path], name: str
 ) -> None:
-    """Two prompts, then decodes of pending tokens; a fork; pages to the host and back."""
+    """There are two prompts, decodes of pending tokens, a fork, and pages to the host and back."""
 
     async def run(on: Backend) -> list[torch.Tensor]:
         found = []
@@ -191,7 +191,7 @@ def test_a_runner_decodes_what_it_sampled_through_slots_and_copied_pages(
         assert len(groups) == (3 if name == "gemma2" else 1)
 
         def placed(slot: int, start: int, token_ids: list[int], pages: list[int]) -> WorkItem:
-            """`pages` are those of group 0; each group behind it has its own, 64 further on."""
+            """Make an item. `pages` are those of group 0; each later group has them 64 further."""
             ids = [page + 64 * group for page in pages for group in groups]
             return item(slot, start, token_ids, ids)
 

@@ -1,5 +1,6 @@
-"""Linear layers of floats of 8 and 4 bits on the GPU, of scales that are multiples, and of columns
-in another order than the inputs."""
+"""Linear layers of 8-bit and 4-bit floats on the GPU.
+
+Further ones have scales that are multiples, or columns in another order than the inputs."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def layer(
 
 
 def multiplied(weight: CodedFloats, dtype: torch.dtype) -> Floats:
-    """The weight that products are of: a table's numbers are rounded once they are scaled."""
+    """Return the weight that is multiplied: a table's numbers are rounded after scaling."""
     dense = weight.dequantized()
     return dense if len(weight.table) == 256 else torch.from_numpy(dense).to(dtype).float().numpy()
 
@@ -99,7 +100,7 @@ def test_any_shape_agrees(
     sizes = outputs, inputs, group or inputs
     weight = random_codes(*sizes, TABLES[table], alike=alike, seed=seed)
     bias = a_bias(outputs) if has_bias else None
-    # Rows of a wider tensor, as a layer may be given.
+    # A layer may be given rows of a wider tensor.
     x = random_rows(rows, inputs, dtype, seed)
     wide = torch.zeros(rows, inputs + 5, dtype=dtype)
     wide[:, :inputs] = x
@@ -153,8 +154,9 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_batch(
 
 
 def product(x: Tensor, weight: CodedFloats, part: int) -> Tensor:
-    """float32, bit for bit: rows of E4M3 with a scale for each chunk of a row, and parts of so many
-    inputs added in order."""
+    """Compute the product in float32, bit for bit.
+
+    Rows are E4M3 with a scale for each chunk. Parts of `part` inputs are added in order."""
     rows, size = x.float().numpy(), weight.group_size if weight.group_size < 128 else 128
     total = acc = np.zeros((len(rows), len(weight.codes)), np.float32)
     for begin in range(0, rows.shape[1], size):
@@ -188,12 +190,12 @@ def test_rows_of_e4m3_give_the_bits_that_are_stated(
     chunk = group if group < 128 else 128
     part = chunk * parts_of(50, -(-inputs // chunk), chunk)
     found, stated = made(backend.place(x)).cpu(), product(x, weight, part)
-    if torch.cuda.is_available():  # tensor cores keep 13 bits or so behind the largest product
+    if torch.cuda.is_available():  # tensor cores keep about 13 bits below the largest product
         _, size = exact(x, weight.dequantized())
         assert ((found - stated).double().abs() <= 2.0**-12 * size).all()
     else:
         assert torch.equal(found, stated)
-    # Half a step of a number is a 16th of it, and of the smallest 2 ** -10 beside 448.
+    # Half a step of a number is a 16th of it; of the smallest numbers, 2 ** -10 in units of 448.
     dense = torch.from_numpy(weight.dequantized()).double().abs()
     steps = x.double().abs() / 16 + x.double().abs().max() / 448 * 2.0**-10
     expected, size = exact(x, weight.dequantized())
@@ -220,7 +222,7 @@ def test_rows_stay_floats_where_no_activation_may_be_rounded() -> None:
 
 
 def test_weights_that_share_scales_are_one_run_whatever_their_outputs(backend: CudaBackend) -> None:
-    """Queries, keys and values with a scale each; then blocks that end within a weight."""
+    """Queries, keys and values have a scale each, or blocks that end within a weight."""
     for alike, sizes in ((0, (48, 16, 16)), (16, (48, 16, 8)), (16, (40, 24, 8))):
         weights = [random_codes(size, 96, 96, alike=alike or size, seed=size) for size in sizes]
         parts = [
@@ -268,7 +270,7 @@ def test_groups_that_no_chunk_holds_are_floats(group: int) -> None:
 
 
 def k_quant(bits: int, group: int, kind: str = "plain") -> GroupedIntegers:
-    """Scales and minimums as K-quants have them."""
+    """Draw a weight with scales and minimums in the form of K-quants."""
     plain = random_integers(20, 512, group, bits, kind)
     random = np.random.default_rng(bits)
     scales = parameters(random, 20, 512 // group, group, "multiples")

@@ -1,4 +1,4 @@
-"""The GPU's kernels compile for the cards that they are written for, and fit them."""
+"""Kernels of the GPU compile for their target cards, and fit them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGETS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Compute capability -> bytes of shared memory that one program may take."""
+"""Most bytes of shared memory for one program, by compute capability."""
 
 FLOATS_BY = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
-"""Instructions by which tensor cores multiply floats."""
+"""Instructions of tensor cores that multiply floats, by compute capability."""
 
 STACK_BYTES = {"first_kernel": 8}
-"""Where registers don't hold everything. It runs once for a row, and its stack is one number."""
+"""Bytes of stack of kernels that spill registers. This one runs once for a row."""
 
 
 @pytest.fixture
 def compiled_before(pytestconfig: pytest.Config, tmp_path: Path) -> Path:
-    """Where Triton finds what it has compiled of the same source, constants and compilers."""
+    """Return Triton's cache folder, which later runs with equal sources and compilers reuse."""
     if not pytestconfig.pluginmanager.hasplugin("cacheprovider"):
         return tmp_path / "cache"
     return pytestconfig.cache.mkdir("triton")
@@ -36,7 +36,7 @@ Compile = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def compiled(compiled_before: Path, tmp_path: Path) -> Compile:
-    """Runs `compile_kernels` with these arguments: what each kernel takes."""
+    """Return a function that runs `compile_kernels`, and returns each kernel's resources."""
 
     def run(*arguments: str) -> list[dict[str, Any]]:
         environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -59,7 +59,7 @@ def compiled(compiled_before: Path, tmp_path: Path) -> Compile:
 @pytest.mark.more
 @pytest.mark.timeout(480)
 def test_kernels_fit_the_cards_in_turn(compiled: Compile) -> None:
-    """Each kernel for one card, each card with a third of the kernels."""
+    """Each kernel is compiled for one card, and each card has a third of the kernels."""
     kernels = compiled("--in-turn")
     assert {kernel["target"] for kernel in kernels} == set(TARGETS)
     _check(kernels)
@@ -91,8 +91,9 @@ def _check(kernels: list[dict[str, Any]]) -> None:
 
 
 def _check_products(layers: list[dict[str, Any]]) -> None:
-    """One instruction multiplies whatever the number of rows, which is why a row has the same bits
-    in any batch; those for integers are exact."""
+    """Check that one instruction multiplies for any number of rows.
+
+    That is why a row has the same bits in any batch. Instructions for integers are exact."""
     for layer in layers:
         of_floats = FLOATS_BY[layer["target"]]
         if "float32" in layer["kernel"]:

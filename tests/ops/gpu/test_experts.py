@@ -1,4 +1,4 @@
-"""Experts of the GPU against the reference, and what changes no bit of a row."""
+"""Experts of the GPU against the reference, and rows with the same bits in any company."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mixture_of(
     gate: ExpertGate = "silu",
     biases: tuple[list[Tensor], list[Tensor]] | None = None,
 ) -> tuple[Mixture, Mixture]:
-    """The backend's, and the reference's."""
+    """Make the mixture of the backend, and that of the reference."""
     (ups, downs), count = weights, len(weights[0])
     up_biases, down_biases = biases or ([None] * count, [None] * count)
     found = [
@@ -107,7 +107,7 @@ def test_rows_have_the_sums_of_the_reference(
 def test_a_row_has_the_same_bits_alone_and_in_any_company(
     dtype: torch.dtype, backend: CudaBackend
 ) -> None:
-    """More rows of an expert than a block has; alone, in another order, and beside padding."""
+    """An expert has more rows than a block: alone, in another order, and with padding."""
     mixture, _ = mixture_of(backend, weights_of(5, 48, 32, dtype))
     x, routes = backend.place(rows_of(45, 48, dtype)), placed(backend, routes_of(45, 5, 2))
     whole = mixture(x, routes)

@@ -1,4 +1,4 @@
-"""Prompts by FlashInfer: a fake one without a GPU, which computes from the arrays of its plans."""
+"""Prompts by a fake FlashInfer without a GPU, which computes from the arrays of its plans."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def test_a_batch_is_planned_once_for_layers_that_are_alike() -> None:
         for _ in range(3):
             for kind in kinds:
                 assert_close(step.rows(attention, **kind), step.rows(**kind))
-        # Those of two turns, one for each kind.
+        # Wrappers are made in the first two rounds, one for each kind.
         assert len(made) == 4 * min(round_number, 2)
         assert sum(wrapper.plans for wrapper in made) == 4 * round_number
 
 
 def test_what_a_plan_is_made_of_stays_until_it_is_on_the_device() -> None:
-    """The step behind is planned while the copies of the one before are still to come."""
+    """The next step is planned while copies of the one before may still be pending."""
     told: list[str] = []
 
     class Event:
@@ -129,7 +129,7 @@ def test_what_a_plan_is_made_of_stays_until_it_is_on_the_device() -> None:
     for index, step in enumerate(steps):
         step.rows(attention)
         for before in steps[max(index - 1, 0) : index]:
-            # The real one's copies of the step before may be done as late as now.
+            # The real one may finish copying for the step before only now.
             wrapper = made[index - 1]
             out = torch.empty_like(before.qkv[:, : 4 * 64]).unflatten(1, (4, 64))
             queries = before.qkv[:, : 4 * 64].unflatten(1, (4, 64))
@@ -229,7 +229,7 @@ def test_the_fake_has_the_signatures_of_the_real_one() -> None:
         if isinstance(node, ast.ClassDef) and node.name == "BatchPrefillWithPagedKVCacheWrapper"
     )
     for name in ("__init__", "plan", "run"):
-        # Overloads come before what they are of.
+        # Overloads come before the real function.
         real = [
             node for node in wrapper.body if isinstance(node, ast.FunctionDef) and node.name == name
         ][-1]

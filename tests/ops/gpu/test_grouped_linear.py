@@ -1,4 +1,4 @@
-"""Linear layers of integers on the GPU: their products, and that a row has them in any batch."""
+"""Linear layers of integers on the GPU: their products, and the same bits of a row in any batch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def layer(
 
 
 def check(found: Tensor, x: Tensor, weight: GroupedIntegers | Floats, bias: Any = None) -> None:
-    """Sums in float32, and one rounding of the result. In float16 large results are infinite."""
+    """Compare within sums in float32 and one rounding. Large results are infinite in float16."""
     dense = weight if isinstance(weight, np.ndarray) else weight.dequantized()
     expected, size = exact(x, dense, bias)
     allowed = 2e-6 * size + (0 if found.dtype is torch.float32 else ROUNDING[found.dtype]) * (
@@ -85,7 +85,7 @@ PRODUCTS = [
     for j, size in enumerate(SIZES)
     for k, kind in enumerate(KINDS)
 ]
-"""Every two of dtype, sizes and kind; the others are slow."""
+"""Every pair of dtype, sizes and kind. The rest are slow."""
 
 
 @pytest.mark.parametrize(("dtype", "bits", "group_size", "in_features", "kind"), PRODUCTS)
@@ -143,7 +143,7 @@ def test_any_shape_agrees(
     weight = random_integers(outputs, inputs, group or inputs, bits, kind, scales=scales, seed=seed)
     bias = a_bias(outputs) if has_bias else None
     x = random_rows(rows, inputs, dtype, seed)
-    # Rows of a wider tensor, as a layer may be given.
+    # A layer may be given rows of a wider tensor.
     wide = torch.zeros(rows, inputs + 5, dtype=dtype)
     wide[:, :inputs] = x
     made = layer(backend, weight, dtype, bias)
@@ -205,7 +205,7 @@ def test_integer_activations_give_the_bits_of_the_cpus_part_by_part(
     in_features: int,
     kind: str,
 ) -> None:
-    """`product` is what `native/linear/grouped/tile.h` states, and the native kernels compute."""
+    """Expected results are from `product`, as in `native/linear/grouped/tile.h`."""
     weight = random_integers(50, in_features, group_size, bits, kind, scales="float32")
     x = random_rows(9, in_features, dtype)
     x[2] = 0
@@ -260,7 +260,7 @@ def test_a_row_without_numbers_is_nan_and_disturbs_no_other(
 
 @pytest.mark.more
 def test_extreme_integers_are_exact(backend: CudaBackend) -> None:
-    """Every stored value of 4 bits in each half of a byte, and the ends of 8 bits with zeros."""
+    """Weights have every 4-bit value in each half of a byte, and the ends of 8 bits with zeros."""
     for bits, low, high in ((4, -8, 7), (8, -128, 127)):
         count = 1 << bits
         values = np.array([np.roll(np.arange(low, high + 1), -i) for i in range(count)], np.int8)

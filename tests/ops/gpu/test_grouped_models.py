@@ -1,4 +1,4 @@
-"""Whole models whose weights are integers on the GPU: how they are read, and what they compute."""
+"""Whole models whose weights are integers on the GPU: their reading and their results."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def held_of(linear: object) -> HeldLinear:
 def test_logits_are_those_of_the_dequantised_model(
     backend: CudaBackend, name: str, method: str, tmp_path: Path
 ) -> None:
-    """With biases, a tied head, and weights that files have the other way round."""
+    """Models have biases, a tied head, and weights that files store transposed."""
     model = write(name, tmp_path)
     found, expected = (logits_of(model, each, method) for each in (backend, REFERENCE))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -148,7 +148,7 @@ def test_columns_in_another_order_and_codes_give_the_logits_of_their_floats(
 
 
 def test_layers_of_a_mixture_of_formats_are_joined(backend: CudaBackend, tmp_path: Path) -> None:
-    """Queries and keys in 4 bits, values in 8."""
+    """Queries and keys have 4 bits, values 8."""
     model, _ = write_mixture(tmp_path)
     found, expected = (logits_of(model, each) for each in (backend, REFERENCE))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""A step in one block of bytes: nothing is lost, and padding touches nothing of others."""
+"""Steps in one block of bytes: nothing is lost, and padding changes nothing of others."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def samples_for(rows: int, generator: np.random.Generator) -> SampleRows:
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[HostBatch, SampleRows]:
-    """Decodes in front, then chunks of prompts, some tokens pending, some rows of logits,
-    of which the first are sampled."""
+    """Draw decodes, then chunks of prompts, with pending tokens and rows of logits.
+
+    The first of these rows are sampled."""
     counts = [1] * draw(st.integers(0, 4)) + draw(st.lists(st.integers(1, 200), max_size=2))
     contexts = [count + draw(st.integers(0, 40)) for count in counts]
     generator = np.random.default_rng(draw(st.integers(0, 1000)))
@@ -133,7 +134,7 @@ def test_what_is_packed_is_what_is_seen(step: tuple[HostBatch, SampleRows], spar
     check_equal(inputs, host, samples)
     assert (shape.num_rows, shape.num_samples) == (len(host.logit_rows), len(samples))
     assert shape.pending == (len(host.pending_rows) > 0)
-    # The same places in every step: a graph looks for them there.
+    # Places are the same in every step, where a graph reads them.
     for tensor in (inputs.batch.token_ids, inputs.batch.page_tables[0], inputs.samples.seeds):
         assert tensor.data_ptr() % 16 == 0
 
@@ -243,7 +244,7 @@ def test_pending_tokens_come_from_their_slots_and_others_stay(
     host, samples = decodes(5)
     _, inputs = packed(empty_layout(), host, samples, device, Padding(8, 91, 40))
     last_tokens = torch.arange(1000, 1041, device=device)
-    # The slot at the end is nobody's.
+    # The last slot belongs to no sequence.
     last_tokens[-1] = -1
     fill_pending(inputs, last_tokens)
     ids = host.token_ids.tolist()
@@ -254,7 +255,7 @@ def test_pending_tokens_come_from_their_slots_and_others_stay(
 
 
 def test_padded_sequences_change_no_page_and_no_slot_of_others(device: torch.device) -> None:
-    """A layer's ops and a draw over three decodes, bare and padded to eight."""
+    """Ops of a layer and a draw run over three decodes, bare and padded to eight."""
     backend, heads = CudaBackend(device), Heads(4, 2, 16)
     scenario = lay_out([(1, 1, 7), (2, 1, 12), (3, 1, 1)], heads, page_size=PAGE_SIZE)
     host = scenario.host
@@ -295,7 +296,7 @@ def test_padded_sequences_change_no_page_and_no_slot_of_others(device: torch.dev
 
 @pytest.mark.parametrize("context", [1, 9, 64, 65, 500])
 def test_kernels_needn_t_be_compiled_for_the_length_of_page_tables(context: int) -> None:
-    """Triton does that for a stride that 16 doesn't divide, and for one of 1."""
+    """Triton compiles again for a stride that is not a multiple of 16, and for a stride of 1."""
     table = np.arange(2 * -(-context // PAGE_SIZE), dtype=np.int32).reshape(1, 2, -1)
     counts = np.ones(2, np.int64)
     host = HostBatch.laid_out(counts, counts * context, table, PAGE_SIZE)

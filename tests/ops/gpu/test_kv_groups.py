@@ -1,4 +1,4 @@
-"""Triton's kernels and FlashInfer's on layers whose pages keep a window alone."""
+"""Triton's and FlashInfer's kernels on layers that keep only a window."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_groups_give_the_bits_of_one_group_and_read_nothing_before_a_window(
 def test_plans_of_prompts_name_no_page_before_a_window(scene: GroupedScene) -> None:
     backend = CudaBackend("cpu")
     backend.prompt_attention = FlashInferAttention(fake_flashinfer, torch.device("cpu"))
-    # It reads all of a page, and leaves out by weights of 0 what no query sees.
+    # FlashInfer reads whole pages, and gives unseen keys weights of 0.
     check(dataclasses.replace(scene, whole_pages=True), backend)
 
 

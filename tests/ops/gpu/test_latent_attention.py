@@ -1,4 +1,4 @@
-"""Latent attention on the GPU: what is written, and attention against a float64 reference."""
+"""Latent attention on the GPU: writes, and attention against a float64 reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ round_bfloat16_to_nearest()
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [Latents(1, 16, 4), Latents(5, 37, 6), Latents(20, 32, 32)]
-# Decodes first, as the engine's steps have them, one of them in the middle of a page.
+# Decodes come first, as in the engine's steps, one of them in the middle of a page.
 MIXED = [(1, 1, 1), (2, 1, 37), (3, 1, 64), (4, 20, 20), (5, 3, 50), (6, 5, 33)]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 

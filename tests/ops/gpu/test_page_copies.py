@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "native" / "cuda" / "page_copies.cu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WIDTHS = [1, 3, 4, 8]
-"""Of a head: words of 2, 4, 8 and 16 bytes."""
+"""Dimensions of a head, for copies in words of 2, 4, 8 and 16 bytes."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -39,7 +39,7 @@ Bytes = npt.NDArray[np.uint8]
 def numbered(
     num_pages: int, page_size: int, *, start: int, dim: int, dtype: torch.dtype
 ) -> KVCache:
-    """A cache of two layers in which no two patterns of bits are equal."""
+    """Allocate a cache of two layers with different bits in every number."""
     backend = CudaBackend("cuda" if torch.cuda.is_available() else "cpu")
     cache = allocate(backend, 2, num_pages, page_size, 2, dim, dtype)
     numbers = torch.arange(start, start + cache.storage.numel())
@@ -201,7 +201,7 @@ Launch = Callable[[list[Bytes], Copies, int, int], None]
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """The kernel as plain C++: caches are uint8 [pages, parts, bytes of a part]."""
+    """Compile the kernel as plain C++, for caches of uint8 [pages, parts, bytes of a part]."""
     folder = tmp_path_factory.mktemp("page_copies")
     (folder / "host.cpp").write_text(HOST % SOURCE, encoding="utf-8")
     library = folder / "host.so"
@@ -274,8 +274,9 @@ def test_the_kernel_copies_what_the_model_copies(
 
 
 def test_a_copy_waits_for_all_threads_of_the_one_before(launch: Launch) -> None:
-    """The first copies in words of 16 bytes, the second what one thread of it wrote, in words of
-    8: two threads read it."""
+    """The first copy has words of 16 bytes, the second words of 8.
+
+    Two threads of the second read what one thread of the first wrote."""
     caches = [aligned((3, 1, 32), np.random.default_rng(0))]
     copies = [(0, 0, 0, 1, 4), (0, 1, 0, 2, 1), (0, 1, 0, 0, 3)]
     expected = after(caches, copies, 8)

@@ -1,4 +1,4 @@
-"""Quantised experts of the GPU: the bits of their layers, and what changes no bit of a row."""
+"""Quantised experts of the GPU: the bits of their layers, and the same bits in any company."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.tiers import examples
 round_bfloat16_to_nearest()
 
 Make = Callable[[int, int, torch.dtype, int, Floats | None], HeldLinear]
-"""A layer of random numbers: outputs, inputs, dtype, seed, bias."""
+"""Function that makes a random layer from outputs, inputs, dtype, seed, and bias."""
 
 
 def integers(
@@ -77,7 +77,7 @@ def mxfp4(
 def permuted(
     outputs: int, inputs: int, dtype: torch.dtype, seed: int, bias: Floats | None
 ) -> HeldLinear:
-    """Two runs, each in an order of its own."""
+    """Make a layer of two runs, each with an input order of its own."""
     random, first = np.random.default_rng(seed), outputs // 2
     weights = [
         replace(
@@ -92,7 +92,7 @@ def permuted(
 def joined(
     outputs: int, inputs: int, dtype: torch.dtype, seed: int, bias: Floats | None
 ) -> HeldLinear:
-    """Integers of 4 bits, then floats, then integers of 8 bits with minimums."""
+    """Make a layer of 4-bit integers, then floats, then 8-bit integers with minimums."""
     first, second = max(outputs // 3, 1), max(outputs // 2, 2)
     floats = np.random.default_rng(seed).standard_normal((second - first, inputs)) / 8
     weights = [
@@ -132,7 +132,7 @@ def layers_of(
     *,
     has_biases: bool = False,
 ) -> tuple[list[GroupedLinear], list[GroupedLinear]]:
-    """Ups and downs of so many experts, of a hidden and an inner size."""
+    """Make ups and downs of experts, with `sizes` (experts, hidden, inner)."""
     experts, hidden, inner = sizes
 
     def layer(outputs: int, inputs: int, seed: int, out_dtype: torch.dtype | None) -> GroupedLinear:
@@ -192,7 +192,7 @@ def test_an_expert_has_the_bits_of_its_layers(
     has_biases: bool,
     backend: CudaBackend,
 ) -> None:
-    """Each row by the layers of its expert, before they are stacked."""
+    """Expected rows are from the layers of their experts, before these are stacked."""
     ups, downs = layers_of(
         backend, KINDS[kind], (experts, hidden, inner), dtype, has_biases=has_biases
     )
@@ -206,7 +206,7 @@ def test_an_expert_has_the_bits_of_its_layers(
     y = mixture_of(backend, (ups, downs), gate)(x, placed(backend, routes))
 
     assert y.isfinite().all()
-    if kind == "joined":  # a layer by itself leaves its floats to another library
+    if kind == "joined":  # another library multiplies the floats of a single layer
         tolerance = 1e-4 if dtype is torch.float32 else 4e-2
         torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance * size(expected))
     else:
@@ -216,8 +216,9 @@ def test_an_expert_has_the_bits_of_its_layers(
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_alone_and_in_any_company(kind: str, backend: CudaBackend) -> None:
-    """More rows of an expert than a block has; alone, in another order, and beside padding; and
-    experts in another order."""
+    """An expert has more rows than a block: alone, in another order, and with padding.
+
+    Experts come in another order, too."""
     dtype, (experts, hidden, inner) = torch.bfloat16, (4, 130, 24)
     layers = layers_of(backend, KINDS[kind], (experts, hidden, inner), dtype, has_biases=True)
     mixture = mixture_of(backend, layers)
@@ -251,7 +252,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_company(kind: str, backend: Cu
 
 
 def test_the_weights_are_held_once_and_stay_what_they_are(backend: CudaBackend) -> None:
-    """What is wider in one expert than in another becomes as wide in all of them."""
+    """Numbers that are wider in one expert become as wide in all of them."""
     x = backend.place(rows_of(3, 64, torch.bfloat16))
     for scales in (["float16"] * 3, ["float16", "bfloat16", "float32"]):
         ups = [

@@ -48,7 +48,7 @@ def logits_of(
 
 
 def expert_runs(run: PagedRun) -> list[GroupedRun]:
-    """Of all experts, which must be of small numbers."""
+    """Return the runs of all experts, which must be of small numbers."""
     decoder, found = run.decoder, []
     for experts in parts_of(decoder.config.layers, Experts):
         for one in experts.experts:
@@ -66,13 +66,13 @@ def expert_runs(run: PagedRun) -> list[GroupedRun]:
 def test_gpt_oss_has_its_experts_in_four_bits_and_the_logits_of_their_floats(
     backend: CudaBackend, tmp_path: Path
 ) -> None:
-    """In chunks, beside another sequence, and beyond its window."""
+    """Prompts are in chunks, with another sequence, and longer than the window."""
     model, floats = test_mxfp4_experts.write(tmp_path)
     run = run_of(model, backend)
     for each in expert_runs(run):
         values = each.out_features * each.sizes.in_features
         assert each.numbers.bias is not None
-        # A scale of 2 bytes for each 32 numbers.
+        # Every 32 numbers share a scale of 2 bytes.
         assert each.num_bytes == values / 2 + values / 16 + 64
     expected = logits_of(floats, REFERENCE)
     first = run.step({"a": PROMPT[:2], "b": PROMPT[:5]})

@@ -30,7 +30,7 @@ def backend(device: torch.device):
 
 
 def close(got: Tensor, expected: Tensor) -> None:
-    """Float32 to some rounding steps; others to the one rounding at the end."""
+    """Compare within some rounding steps of float32, or within the final rounding of others."""
     rtol = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[got.dtype]
     atol = 1e-6 if got.dtype is torch.bfloat16 else 2e-6
     torch.testing.assert_close(got.double().cpu(), expected, rtol=rtol, atol=atol)
@@ -56,7 +56,7 @@ def test_rms_norm_of_a_sum_sees_it_as_it_is_stored(backend, dtype, shape, offset
     got = backend.rms_norm(backend.place(x), RMSNorm(backend.place(weight), 1e-6, offset), kept)
     assert torch.equal(kept.cpu(), total)
     close(got, REFERENCE.rms_norm(total.double(), RMSNorm(weight.double(), 1e-6, offset)))
-    # To the last bit: what the sum was before it was rounded would show in some.
+    # Equal bits show that the norm reads the rounded sum.
     assert torch.equal(got, backend.rms_norm(kept, RMSNorm(backend.place(weight), 1e-6, offset)))
 
 

@@ -1,4 +1,4 @@
-"""Draws on the GPU: the definition to the last bit, given the weights, and the reference."""
+"""Draws on the GPU: the definition to the last bit, for given weights, and the reference."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from tests.tiers import examples
 
 @pytest.fixture(autouse=True)
 def _numbers_leave_the_range_of_float32() -> Iterator[None]:
-    """As they may on a device, where nobody warns of it."""
+    """Silence numpy's warnings of overflow, which devices don't have."""
     with np.errstate(all="ignore"):
         yield
 
@@ -60,13 +60,13 @@ def backend():
 
 
 def weights_of(row: npt.NDArray[np.float32], temperature: float) -> list[int]:
-    """As the device has them: on a GPU powers are off by some rounding steps."""
+    """Compute weights like the device. On a GPU, powers are off by some rounding steps."""
     by = np.float32(min(max(1.0 / temperature, 1e-37), 3.4e38))
     return (np.exp((row - row.max()) * by) * np.float32(2**40)).astype(np.int64).tolist()
 
 
 def defined(row: npt.NDArray[np.float32], params: SamplingParams, seed: int, position: int) -> int:
-    """The token: what is kept in Python's whole numbers."""
+    """Draw a token by the definition, with weights as Python's integers."""
     vocab = len(row)
     weights = weights_of(row, params.temperature)
     order = sorted(range(vocab), key=lambda i: (-row[i], i))
@@ -268,7 +268,7 @@ def test_top_k_comes_before_top_p(backend) -> None:
     check_top_k_before_top_p(backend, 5)
 
 
-# More of them than a list holds are searched in the row, which is interpreted for seconds.
+# More candidates than a list holds are searched in the row, which takes the interpreter long.
 @pytest.mark.parametrize(
     ("vocab", "positions"),
     [(100, (0, 1, 2, 3, 17, 23)), pytest.param(20_000, (0, 23), marks=pytest.mark.slow)],

@@ -1,4 +1,4 @@
-"""On the GPU as well a token that a row doesn't see has no part in its result."""
+"""Tokens that a row doesn't attend to have no part in its result on the GPU, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ops.latent_scenes import Latents, angles, scene
 from tests.ops.scenarios import Heads, lay_out, random
 from tests.ops.unseen_keys import INFINITY, Broken, check_latent, check_plain
 
-# The interpreter's products are numpy's, which warns of what a GPU does as well.
+# The interpreter multiplies with numpy, which warns of NaN, where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 
 MIXED = [(1, 1, 21), (2, 21, 21), (3, 9, 50), (4, 2, 2)]
@@ -42,7 +42,7 @@ def test_rows_have_nothing_of_tokens_that_they_do_not_see(
 @dtypes
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_nothing_comes_through_norms_and_rotation(dtype: torch.dtype, interleaved: bool) -> None:
-    """More heads than a program has, so that a key and its value are in two."""
+    """There are more heads than a program has, so that a key and its value are in two."""
     backend = gpu()
     scenario = lay_out(MIXED, Heads(10, 5, 24), dtype=dtype)
     cos, sin = map(backend.place, angles(8, scenario.host.max_context, seed=3))
