@@ -128,7 +128,7 @@ class Fields:
 def asks_nothing(value: object) -> bool:
     """True if a value switches nothing on: null, false, zero or an empty text.
 
-    So does a list or object that contains only values of this kind."""
+    A list or object that contains only values of this kind counts, too."""
     if isinstance(value, Mapping):
         return all(asks_nothing(item) for item in value.values())
     if isinstance(value, list):

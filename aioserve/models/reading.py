@@ -152,8 +152,8 @@ class WeightReading(AbstractContextManager["WeightReading"]):
     def read(self, progress: ReportBytes | None = None) -> ReadWeights:
         """Read all weights. May be called once. `progress` is called in this thread."""
         packed = self._plan()
-        # The reader's thread does not take the GIL between tensors. Beside a thread that imports
-        # modules it would wait for it long.
+        # The reader's thread does not take the GIL between tensors, for which it would wait long
+        # while another thread imports modules.
         thread = threading.Thread(target=self._reader.run, name="aioserve-weights")
         thread.start()
         try:

@@ -313,8 +313,8 @@ class StoredLinear:
     def rows(self, first: int = 0, end: int | None = None) -> Rows:
         """Read and decode rows `first` to `end`.
 
-        Raises `WeightsError` naming file and tensor if they can't be read. So do unusable scales
-        and numbers, at or above `LEAST_UNUSABLE` or not finite, unless the format is plain."""
+        Raises `WeightsError` naming file and tensor if they can't be read. Unless the format is
+        plain, it also refuses scales and numbers that reach `LEAST_UNUSABLE` or are not finite."""
         end = self.out_features if end is None else end
         if not 0 <= first < end <= self.out_features:
             raise ValueError(f"rows must lie in [0, {self.out_features}], got {first} to {end}")

@@ -184,9 +184,9 @@ def kv_layout(layers: Sequence[LayerKV], max_model_len: int, *, grouped: bool = 
 
     Layers with full attention form group 0. Layers with a window fill further groups of the same
     size. A window of at least `max_model_len` counts as full attention. If every layer has a
-    window, group 0 keeps an eighth of the layers in full. A page holds the number of layers that
-    needs the least memory for a request of the longest context, padding included. It holds all
-    layers if groups would save too little, or if `grouped` is False.
+    window, group 0 keeps at least an eighth of the layers in full. A page holds the number of
+    layers that needs the least memory for a request of the longest context, padding included. It
+    holds all layers if groups would save too little, or if `grouped` is False.
 
     Raises ValueError if `layers` is empty, if entries differ, or for a length below 1.
     """

@@ -77,7 +77,7 @@ class PreTokenizer(NamedTuple):
     """Rules of one name."""
 
     splits: tuple[str, ...] = ()
-    """Expressions that cut one after the other: matches become pieces, and the text between."""
+    """Expressions that cut one after the other. Matches and the text between become pieces."""
     digits: bool = False
     """True if each digit is a piece."""
     words: bool = False
