@@ -1,16 +1,17 @@
-"""How often guesses are right, by the kind of draft: one table for a model, greedy and sampled.
+"""Measures how often draft tokens are right, by kind of draft: one table for a model, greedy and
+sampled.
 
-Sessions of named workloads (`speculation_workloads.py` says which) go through an engine without
-speculation and one with each draft, one after the other by one caller. Every sequence has so many
-guesses in every step, whatever these cost: no clock is asked, so that the same command counts the
-same on every machine of a kind.
+Sessions of named workloads (see `speculation_workloads.py`) go through an engine without
+speculation and one with each draft, one after the other by one caller. Every sequence has as many
+draft tokens in every step as it may, whatever they cost. No clock is read, so the same command
+counts the same on every machine of a kind.
 
-    1, 2, ..      share of the guesses at that place that were right: all before them were, too
-    length        mean number of right guesses of a step that verified any
+    1, 2, ..      share of the draft tokens at that place that were right: all before them were, too
+    length        mean number of right draft tokens of a step that verified any
     tokens/step   tokens of completions for each step that a sequence was in
     other         completions with another token than without speculation; there should be none
 
-A guess that ends a completion brings no token and counts as wrong, so that the model itself isn't
+A draft token that ends a completion brings no token and counts as wrong, so the model itself isn't
 always right. At temperature 1 each session has a seed of its own, and a draft model draws with it
 as well.
 
@@ -18,8 +19,8 @@ as well.
     python benchmarks/acceptance.py --drafts "other family=model:path=DIR"
     python benchmarks/acceptance.py --model DIR --workloads edits agents
 
-`--drafts` adds drafts to those of `DRAFTS`, each a name and a drafter with its options, and
-`--only` says which are taken.
+The option `--drafts` adds drafts to those of `DRAFTS`, each a name and a drafter with its options.
+With `--only` just the named drafts are measured.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ DRAFTS = {
     "ngram": "ngram",
     "suffix": "suffix",
 }
-"""Drafters by the kind of draft that they are; `{model}` is the model. A kind more is a line."""
+"""Drafters by the kind of draft that they are; `{model}` is the model. A line adds a kind."""
 
 
 @dataclass
@@ -64,22 +65,22 @@ class Row:
     draft: str
     tokens: int = 0
     steps: int = 0
-    """Steps that sequences were in, those that brought the first token of each included."""
+    """Steps that sequences were in, including those of the first token of each."""
     drafted: list[int] = field(default_factory=list)
-    """Guesses by their place."""
+    """Draft tokens by their place."""
     accepted: list[int] = field(default_factory=list)
     other: int = 0
     """Completions with another token than without speculation."""
 
     @property
     def shares(self) -> list[float]:
-        """Right guesses by place, of all that were made there."""
+        """Right draft tokens by place, as a share of all at that place."""
         pairs = zip(self.accepted, self.drafted, strict=True)
         return [accepted / drafted for accepted, drafted in pairs if drafted]
 
     @property
     def accepted_length(self) -> float:
-        """Right guesses of a step that verified any."""
+        """Right draft tokens of a step that verified any."""
         return sum(self.accepted) / max(1, self.drafted[0]) if self.drafted else 0.0
 
     @property
@@ -145,7 +146,7 @@ def named(text: str) -> tuple[str, str]:
 
 @contextmanager
 def all_guesses() -> Iterator[None]:
-    """Every sequence has as many guesses as it may, in every step that has room for them."""
+    """Give every sequence as many draft tokens as it may have, in every step with room for them."""
 
     def choose(
         _: DraftLengths, records: Sequence[DraftRecord], others: int, prefilled: int, most: int
@@ -158,8 +159,7 @@ def all_guesses() -> Iterator[None]:
 
 
 async def measure(options: argparse.Namespace) -> list[Row]:
-    """The rows of a workload at a temperature come one behind the other, that without guesses
-    first."""
+    """Measure all rows, grouped by workload and temperature, those without a drafter first."""
     cells: dict[tuple[str, float], list[Row]] = {
         (workload, temperature): []
         for workload in options.workloads
@@ -214,7 +214,7 @@ async def sessions_for(engine: Engine, row: Row, options: argparse.Namespace) ->
 async def counted(
     engine: Engine, row: Row, sessions: Sequence[Session], options: argparse.Namespace
 ) -> list[tuple[int, ...]]:
-    """Run the sessions, and add to their row what came to it; token ids of the completions."""
+    """Run the sessions, add the counts to their row, and return token ids of the completions."""
     sizes = sizes_for(row, options)
     before = engine.stats()
     done = await run(engine, sessions, 1, sizes, f"{row.workload} {row.temperature}")

@@ -1,21 +1,22 @@
-"""The same work on aioserve and on transformers, and the ratio of their speeds.
+"""Runs the same work on aioserve and on transformers, and prints the ratio of their speeds.
 
-Each engine runs in a child process of its own, one after the other and in turn, `--repeats` times;
-the best run of each counts (`--statistic median` takes the middle one), since whatever else the
-machine does only ever makes a run slower. A child loads the model, runs each case once in small to
-warm up, and then once for the clock. Prompts are random ids, the same for both engines. Decoding is
-greedy and goes past end-of-sequence tokens, so that both engines do the same number of steps.
+Each engine runs in a child process of its own, one after the other and in turn, `--repeats` times.
+The best run of each counts, since other work of the machine only ever makes a run slower
+(`--statistic median` takes the middle one). A child loads the model, runs each case once in small
+to warm up, and then once for the clock. Prompts are random ids, the same for both engines. Decoding
+is greedy and goes past end-of-sequence tokens, so both engines do the same number of steps.
 
     case          prompts   prompt ids   answer ids   what is reported
     single              1           32          128   answer ids / seconds
     concurrent         32          128          128   answer ids of all / seconds
     prefill             1        2,048            1   prompt ids / seconds
 
-Seconds run from the first call to the last id, so `single` and `concurrent` contain the prompt's
-computation. transformers gets `generate` on one left-aligned batch (all prompts have one length, so
-there is no padding), SDPA attention, the default KV cache, `torch.inference_mode()`, and one
-forward pass with `logits_to_keep=1` for `prefill`; aioserve gets one `engine.stream` per prompt,
-all at once. Both use the same number of threads and the same weights and dtype.
+Seconds run from the first call to the last id, so `single` and `concurrent` include the computation
+of the prompt. Transformers gets `generate` on one left-aligned batch (all prompts have one length,
+so there is no padding). It runs with SDPA attention, the default KV cache,
+`torch.inference_mode()`, and one forward pass with `logits_to_keep=1` for `prefill`. For aioserve
+it is one `engine.stream` per prompt, all at once. Both use the same number of threads and the same
+weights and dtype.
 
     python benchmarks/against_transformers.py --models 30m --dtypes float32
     python benchmarks/against_transformers.py --models 0.6b --cases single prefill --repeats 1
@@ -48,7 +49,7 @@ class Case:
 
     @property
     def counted_tokens(self) -> int:
-        """What the reported rate counts: answer ids, or prompt ids when there is one answer id."""
+        """Tokens of the reported rate: answer ids, or prompt ids if there is only one answer id."""
         if self.output_tokens == 1:
             return self.prompts * self.prompt_tokens
         return self.prompts * self.output_tokens
@@ -61,7 +62,7 @@ class Case:
         ]
 
     def small(self) -> Case:
-        """The warm-up: the same shapes with a short answer."""
+        """Return the same shapes with a short answer, for the warm-up."""
         return Case(self.name, self.prompts, self.prompt_tokens, min(4, self.output_tokens))
 
 
@@ -100,7 +101,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def warn_about_load(threads: int) -> None:
-    """Other work on the machine slows the engine whose threads wait for each other more."""
+    """Warn about other work on the machine: engines differ in how much it slows them."""
     busy = os.getloadavg()[0]
     if busy > 0.5 * threads:
         print(f"the machine is busy (load {busy:.1f}): ratios will be off", file=sys.stderr)

@@ -1,12 +1,13 @@
-"""How many KV pages a beam search has in use, against copies of what its beams read.
+"""Counts the KV pages that a beam search uses, against copies of what its beams read.
 
-A beam search over the embedded model, of a prompt of `--prompt-tokens` random ids. Of every step
-that computes all beams, the distinct pages that they name are counted, and what each would have
-for itself. Then tokens of prompts: those that were computed, and those found in the cache.
+The embedded model runs a beam search for a prompt of `--prompt-tokens` random ids. For every step
+that computes all beams, it counts the distinct pages of all beams, and the pages if each had its
+own. It also counts the prompts' computed tokens, and those found in the cache.
 
-At last how far a round could be told before its candidates are known: over `--questions` of the
-embedded model's, the share of beams that are one of the round before with its likeliest token, and
-the share of rounds all of whose beams are. No guesses of one token behind each beam can save more.
+At last it measures how far a round could be predicted before its candidates are known, over
+`--questions` to the embedded model. It counts the share of beams that extend one of the round
+before by its likeliest token. It also counts the share of rounds all of whose beams do. Drafts of
+one token after each beam can't save more.
 
     python benchmarks/beams.py
     python benchmarks/beams.py --beam-width 8 --prompt-tokens 100 --max-tokens 100
@@ -41,14 +42,14 @@ from aioserve.steps.plan import StepPlan
 
 
 class CountingRunner:
-    """A runner that remembers of each step which pages its sequences read."""
+    """Runner that remembers for each step which pages its sequences read."""
 
     def __init__(self, runner: Runner, page_size: int, num_slots: int) -> None:
         self._runner = runner
         self._page_size = page_size
         self._tables = SlotPageTables(num_slots)
         self.steps: list[list[list[int]]] = []
-        """By step and item."""
+        """Pages by step and item."""
 
     def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
         self._tables.take(plan)
@@ -65,7 +66,7 @@ class CountingRunner:
 
 
 class Counted:
-    """The embedded model, with a `CountingRunner`."""
+    """Embedded model with a `CountingRunner`."""
 
     runner: CountingRunner
 
@@ -85,7 +86,7 @@ class WatchedBeams(beam_search.Beams):
         tokens = [max(top, key=attrgetter("logprob")).id for top in tops]
         told = {(*beam.token_ids, id) for beam, id in zip(self.running, tokens, strict=True)}
         super().advance(tops)
-        if not self.running or self.num_tokens == 1:  # the first round has but the empty beam
+        if not self.running or self.num_tokens == 1:  # the first round has only the empty beam
             return
         found, kind = sum([beam.token_ids in told for beam in self.running]), WatchedBeams
         kind.beams += len(self.running)

@@ -1,16 +1,16 @@
-"""The same streams on servers that run already, one after the other: tokens per second of each, and
-how many times as fast the first one is.
+"""Runs the same streams on running servers, one after the other: tokens per second of each.
+
+It also prints how many times as fast the first one is.
 
     python benchmarks/beside.py aioserve=127.0.0.1:8000 other=127.0.0.1:8001
     python benchmarks/beside.py aioserve=127.0.0.1:8000 other=127.0.0.1:8001 --works many prefix
 
-It takes any server with OpenAI's /v1/completions that knows prompts of token ids and `ignore_eos`,
-and that calls its model `served`. The client is a process of its own, on the same machine. Each
-repeat has prompts of its own, drawn from a seed that differs from run to run, so that no cache
-carries anything from one to the next; behind a warm-up the median counts, of rates and of the
-ratios of each repeat. Some servers spin for seconds after their last token: each run waits
-`--pause-seconds` for the one before. It ends with what went wrong
-where a stream fails, or has fewer tokens than it was asked for.
+It takes any server with OpenAI's /v1/completions that supports prompts of token ids and
+`ignore_eos`, and that calls its model `served`. The client is a process of its own, on the same
+machine. Each repeat has prompts of its own, drawn from a seed that differs from run to run, so no
+cache helps a later run. After a warm-up the median counts, of rates and of the ratios of each
+repeat. Some servers spin for seconds after their last token, so each run first waits
+`--pause-seconds`. If a stream fails or has too few tokens, the program exits with a message.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Python calls of the package that one token takes: in a decode step, as a first token, in a chat.
+"""Counts Python calls of the package for one token: in a decode step, as a first token, in a chat.
 
     python benchmarks/call_counts.py [--steps 64] [--repeats 5] [--json FILE]
 
-An engine with the embedded model streams greedy completions. Every call of a Python function of
-`aioserve` and of the bundled policies is counted, with the file that it is in and the thread that
-makes it. Functions of the standard library and of other packages aren't counted.
+An engine with the embedded model streams greedy completions. It counts every call of a Python
+function of `aioserve` and of the bundled policies, by the file of the function and the calling
+thread. Functions of the standard library and of other packages aren't counted.
 
     decode step    a steady step of one stream: calls per step, over `--steps` steps
     first token    from the call of `stream` on to the first token of a short prompt
@@ -37,10 +37,10 @@ PLACES = tuple(f"{Path(p.__file__).parent}/" for p in (aioserve, aioserve_plugin
 PROMPT = "What does json.dumps do?"
 WARM_TOKENS = 8
 INLINED = {"<listcomp>", "<setcomp>", "<dictcomp>"}
-"""Calls in Python 3.11, and none from 3.12 on: not counted, so that versions agree."""
+"""Calls in Python 3.11, but not from 3.12 on: they aren't counted, so that versions agree."""
 
 CallSite = tuple[str, str, bool]
-"""File, function, and whether the thread is that of the event loop."""
+"""File, function, and true if the thread is that of the event loop."""
 
 
 class CallCounter:
@@ -52,7 +52,7 @@ class CallCounter:
         self._loop_thread = threading.get_ident()
 
     def install(self) -> None:
-        """For this thread, and for those that begin from now on."""
+        """Install it for this thread, and for those that begin from now on."""
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
 
@@ -62,7 +62,7 @@ class CallCounter:
 
     @contextmanager
     def counting(self) -> Iterator[Counter[CallSite]]:
-        """Calls are counted inside."""
+        """Count calls inside."""
         self.calls = Counter()
         self._is_on = True
         try:
@@ -82,7 +82,7 @@ class CallCounter:
 
 
 async def decode_calls(counter: CallCounter, num_steps: int) -> dict[str, float]:
-    """Calls per step of one stream that decodes."""
+    """Return the calls per step of one stream that decodes."""
     async with Engine("pyhelp") as engine:
         params = SamplingParams(
             temperature=0, max_tokens=num_steps + 4 * WARM_TOKENS, ignore_eos=True
@@ -99,19 +99,21 @@ async def decode_calls(counter: CallCounter, num_steps: int) -> dict[str, float]
 
 
 async def first_token_calls(counter: CallCounter) -> dict[str, float]:
-    """Calls from `stream` on to the first token, of an engine that has served before."""
+    """Return the calls from `stream` to the first token, of an engine that has served before."""
     async with Engine("pyhelp") as engine:
         params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         await engine.generate("def main():", params)
         with counter.counting() as calls:
             async with engine.stream(PROMPT, params) as stream:
                 await anext(stream)
-                counter.stop()  # what a stream does when it is left is another matter
+                counter.stop()  # ends before the stream is closed, which takes calls too
     return summary(calls, 1)
 
 
 async def chat_calls(counter: CallCounter) -> dict[str, float]:
-    """Calls from `chat` on to a completion of one token, of an engine that has served before."""
+    """Return the calls from `chat` to a completion of one token, of an engine that has served
+    before.
+    """
     async with Engine("pyhelp") as engine:
         params = SamplingParams(temperature=0, max_tokens=1)
         for _ in range(2):
@@ -123,8 +125,10 @@ async def chat_calls(counter: CallCounter) -> dict[str, float]:
 
 
 def summary(calls: Counter[CallSite], steps: int) -> dict[str, float]:
-    """Calls a step, those on the loop, and the number of files that they are in. A file counts with
-    one call in four steps, so that what happens now and then is left out."""
+    """Return calls per step, those on the loop, and the number of files that they are in.
+
+    A file counts with one call in four steps, so that occasional calls are left out.
+    """
     often = {site: n for site, n in calls.items() if 4 * n >= steps}
     return {
         "calls": round(sum(calls.values()) / steps, 1),
@@ -134,7 +138,7 @@ def summary(calls: Counter[CallSite], steps: int) -> dict[str, float]:
 
 
 def least(measure: Callable[[], dict[str, float]], repeats: int) -> dict[str, float]:
-    """The run with the fewest calls."""
+    """Return the run with the fewest calls."""
     return min((measure() for _ in range(repeats)), key=lambda figures: figures["calls"])
 
 

@@ -1,10 +1,10 @@
-"""Times that chat templates take to load and to render.
+"""Times how long chat templates take to load and to render.
 
     python benchmarks/chat_templates.py DIRECTORY [--only WORD ...]
 
 Prints a line for each template (*.jinja) in the directory, such as that of
-`tools/published_templates`: milliseconds to load it, and to render conversations of 1, 9 and 4,096
-messages, the least of some tries.
+`tools/published_templates`. It has the milliseconds to load it, and to render conversations of 1, 9
+and 4,096 messages, the least of some tries.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def milliseconds(call: Callable[[], object], tries: int) -> float:
 
 
 def measured(source: str, name: str) -> dict[str, float]:
-    """Milliseconds by what took them; none of what the template refuses."""
+    """Return milliseconds by operation; those that the template refuses are left out."""
 
     def load() -> ChatTemplate:
         return ChatTemplate(source, special_tokens=SPECIAL, origin=name)

@@ -2,8 +2,8 @@
 
     python benchmarks/chunks.py
 
-Tokens are there already, as batches of a stream; no socket is written to. Time is the best of
-seven rounds.
+Tokens exist already, as batches of a stream, and nothing is written to a socket. Time is the best
+of seven rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ USAGE = Usage(100, 50, 0)
 
 
 class Stream:
-    """As far as it is looked at: a stream, and the source of one."""
+    """Stand-in for a stream, and for the source of one, with only the attributes that are used."""
 
     finish_reasons: tuple[FinishReason | None, ...] = (None,)
     stop_reasons = (None,)

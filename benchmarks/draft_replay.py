@@ -1,10 +1,10 @@
-"""How many tokens a step would bring with each drafter, on texts that are there already.
+"""Counts how many tokens a step would bring with each drafter, on existing texts.
 
     python benchmarks/draft_replay.py [--agents FILE] [--tokenizer DIR] [--limit 8]
         [--drafter NAME:OPTION=VALUE,.. ...] [--json FILE]
 
-No model runs: answers are what was written, and a guess comes true as far as it is the next of
-it. That is what greedy decoding by the model that wrote them would accept.
+No model runs: answers are the texts, and a draft token is right if it is the next token there.
+Greedy decoding by the model that wrote them would accept the same.
 
     edits       the prompt is a file of the standard library, the answer the same file with a name
                 in it replaced
@@ -13,8 +13,8 @@ it. That is what greedy decoding by the model that wrote them would accept.
                 of its session before it as its prompt
 
 All texts are in tokens of the embedded model, or of the tokenizer in a directory. Answers come one
-after the other, each in a namespace with those before it of its kind. Printed are tokens per step,
-tokens drafted per step, and the share of these that came true.
+after the other, and the answers of one kind share a namespace. Printed are tokens per step, tokens
+drafted per step, and the share of these that were right.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Row:
 
 
 def library_files(count: int) -> list[str]:
-    """Files of the standard library of some size, every so many."""
+    """Return files of the standard library of moderate size, evenly spread."""
     paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
     fitting = [text for text in texts if 2_000 <= len(text) <= 16_000]
@@ -131,7 +131,7 @@ def replay(
 
 
 def drafter_of(spec: str) -> Callable[[], Drafter]:
-    """`suffix:max_depth=32,max_factor=2` with its options."""
+    """Return a maker of the drafter for text like `suffix:max_depth=32,max_factor=2`."""
     name, _, text = spec.partition(":")
     options = {
         key: json.loads(value)

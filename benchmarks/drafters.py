@@ -1,16 +1,15 @@
-"""What it costs a step to ask drafters, by the length of the sequences and how many there are.
+"""Measures what drafters cost a step, by the length and the number of sequences.
 
     python benchmarks/drafters.py [--contexts 1024 8192 32768] [--slots 1 8 32] [--json FILE]
 
-Prompts are sources of the standard library, each slot from another file on, in the tokens of the
-embedded model. A step extends all slots by a token, the next one of the text, and asks for
-`--limit` tokens each. Behind each 32nd step one slot ends and starts again, with what comes
-next as its prompt.
+Prompts are sources of the standard library, for each slot from another file on, in the tokens of
+the embedded model. A step extends all slots by a token, the next one of the text, and asks for
+`--limit` tokens each. After each 32nd step one slot ends and starts again, with the next part of
+the text as its prompt.
 
-Printed are, for each drafter and size, in processor time: the median and the 99th percentile over
-the steps, in microseconds per slot, and the medians of what the start of a sequence takes and what
-its end does, in milliseconds. Beside these, bytes per token known and tokens drafted per slot and
-step.
+Printed for each drafter and size, in processor time, are the median and the 99th percentile over
+the steps, in microseconds per slot. In milliseconds come the medians for the start and the end of a
+sequence. Beside these are bytes per known token, and tokens drafted per slot and step.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Row:
     """Tokens of a sequence when it starts."""
     slots: int
     step_us: float
-    """The median of a step, per slot."""
+    """Median of a step, per slot."""
     step_p99_us: float
     start_ms: float
     end_ms: float
@@ -64,7 +63,7 @@ def embedded_tokenizer() -> Tokenizer:
 
 
 def source_tokens(tokenizer: Tokenizer, count: int) -> npt.NDArray[np.int32]:
-    """The first `count` tokens of the standard library, from its start again where it ends."""
+    """Return the first `count` tokens of the standard library, which repeats if it is too short."""
     ids: list[int] = []
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         ids += tokenizer.encode(path.read_text(encoding="utf-8", errors="replace"))
@@ -74,7 +73,7 @@ def source_tokens(tokenizer: Tokenizer, count: int) -> npt.NDArray[np.int32]:
 
 
 class Lives:
-    """Slots of a drafter, one after the other further on in a text."""
+    """Slots of a drafter, each further on in a text than the one before."""
 
     def __init__(self, drafter: Drafter, text: npt.NDArray[np.int32], context: int) -> None:
         self._drafter = drafter

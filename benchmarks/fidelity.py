@@ -1,34 +1,37 @@
-"""How well the simulator tells what the engine does: one trace, live and simulated.
+"""Compares the simulator with the engine: one trace, live and simulated.
 
-Every installed policy serves the same requests twice: live, by an engine on this machine, each
-request sent when the trace says, and in the simulator, whose steps take what a cost table says that
-was measured in the same run, as `aioserve calibrate` does. Compared are time to first token (TTFT),
-from the moment the trace says until the reader has it, and time per output token (TPOT), at p50 and
-p99. Of the live runs the median counts; their noise is the largest less the smallest, relative to
-that. Of simulated runs, whose steps vary as the measured ones did, the median of as many seeds.
+Every installed policy serves the same requests twice. Live, an engine on this machine gets each
+request at its time in the trace. In the simulator, steps take the time in a cost table that was
+measured in the same run, as `aioserve calibrate` does. The program compares time to first token
+(TTFT) and time per output token (TPOT), at p50 and p99. TTFT runs from the moment in the trace
+until the reader has the token. Of the live runs the median counts. Their noise is the largest less
+the smallest, relative to the median. Of simulated runs, whose steps vary as the measured ones did,
+the median of as many seeds counts.
 
-A machine that others use too is now fast and now slow. So the trace is cut into blocks, and the
-policies take turns, block by block, each with an engine of its own that keeps its cache; measuring
-takes its turn as well, and each engine warms up again before its own. What changes the machine's
-speed for longer than a block changes them all. Requests are sent by a thread, which wakes the event
-loop as a socket would: timers of the loop itself are late by up to a millisecond.
-Two policies can be told apart where every repetition has them in the same order, and their ratio is
-further from 1 than its repetitions are from each other, and than a tie of 2 %. Of those pairs it is
-counted how many the simulator has in the same order. The last column is the error, median over the
-runs, of a simulation whose table is scaled, block by block, to the sum of that run's own steps:
-what would be left if the machine kept its speed.
+The speed of a machine that others use too changes. So the trace is cut into blocks, and the
+policies take turns, block by block. Each has an engine of its own that keeps its cache. Measuring
+takes its turn as well, and each engine warms up again before its own. A change of speed that is
+longer than a block affects all. A thread sends requests and wakes the event loop as a socket would:
+timers of the loop itself are late by up to a millisecond.
+
+Two policies can be told apart if every repetition has them in the same order, and their ratio is
+far enough from 1. It must be further from 1 than its repetitions are from each other, and by more
+than a tie (2 %). Of those pairs, the program counts how many the simulator has in the same order.
+The last column is the median error over the runs of another simulation. Its table is scaled, block
+by block, to the sum of that run's own steps. It is the error that would be left if the machine kept
+its speed.
 
     python benchmarks/fidelity.py
     python benchmarks/fidelity.py --trace azure_code.csv --scale-lengths 0.125 --rate 30
     python benchmarks/fidelity.py --trace mine.csv --policy fcfs --policy mine:window=8
 
-Neither trace nor policies have any part in the cost table, so that those which nobody tried while
-the simulator was made tell as much of it as others.
+Neither trace nor policies affect the cost table, so new ones test the simulator as well as known
+ones.
 
 Lengths are scaled, and requests too long for the model are left out. Prompts are random tokens that
 share what the trace's blocks share; answers are as long as the trace says. A real model doesn't end
-them there by itself, so both sides are told that length as `max_tokens`, and policies see it. Leave
-the machine alone meanwhile.
+them there by itself, so both sides get that length as `max_tokens`, and policies see it. Leave the
+machine alone meanwhile.
 """
 
 from __future__ import annotations
@@ -62,10 +65,10 @@ if TYPE_CHECKING:
 
 HOST_FIELDS = HostTimes.__struct_fields__
 BETWEEN_BLOCKS_SECONDS = 1e4
-"""In the simulated trace: a block comes when the one before has been served."""
+"""Time between blocks in the simulated trace: a block comes when the one before has been served."""
 WARMING_REQUESTS = 2
 SETTLE_SECONDS = 1.0
-"""For engines that have just started, to do what they do while idle."""
+"""Time for engines that have just started to do the work that they do while idle."""
 
 
 def main() -> None:
@@ -113,8 +116,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class ScaledSteps(TableSteps):
-    """Steps of a machine that is so many times slower than the table's, in each block of a trace by
-    its own factor. `firsts` are the first requests of the blocks, by number."""
+    """Steps of a machine that is slower than the table's, by a factor for each block of a trace.
+
+    `firsts` are the first requests of the blocks, by number.
+    """
 
     def __init__(self, table: CostTable, factors: Sequence[float], firsts: Sequence[int]) -> None:
         super().__init__(table, None)
@@ -132,11 +137,11 @@ class ScaledSteps(TableSteps):
 
 
 class LiveRun(NamedTuple):
-    """One policy, once through the trace."""
+    """Run of one policy, once through the trace."""
 
     times: Times
     steps: list[list[StepSample]]
-    """Of each block."""
+    """Steps of each block."""
 
 
 async def compare(options: argparse.Namespace) -> dict[str, Any]:
@@ -155,7 +160,7 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
     hosts: list[HostTimes] = []
     live: dict[str, list[LiveRun]] = {policy: [] for policy in policies}
     for repeat in range(options.repeats):
-        # In another order each time, so that none is always the first after a pause.
+        # In another order each time, so that no policy is always the first after a pause.
         order = policies[repeat % len(policies) :] + policies[: repeat % len(policies)]
         for policy, run in (await live_runs(order, blocks, options, grid, measured, hosts)).items():
             live[policy].append(run)
@@ -204,7 +209,7 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def blocks_of(requests: Sequence[TraceRequest], size: int) -> list[list[TraceRequest]]:
-    """So many requests each, whose arrivals begin with 0."""
+    """Return blocks of so many requests each, whose arrivals begin with 0."""
     blocks = [requests[first : first + size] for first in range(0, len(requests), size)]
     return [
         [replace(r, arrival_seconds=r.arrival_seconds - of[0].arrival_seconds) for r in of]
@@ -213,8 +218,10 @@ def blocks_of(requests: Sequence[TraceRequest], size: int) -> list[list[TraceReq
 
 
 def set_apart(blocks: Sequence[Sequence[TraceRequest]]) -> tuple[list[TraceRequest], list[int]]:
-    """One trace in which each block comes when those before have been served, and the places of
-    their first requests."""
+    """Return one trace in which each block comes when those before have been served.
+
+    Also returns the places of the first requests of the blocks.
+    """
     trace = [
         replace(r, arrival_seconds=r.arrival_seconds + number * BETWEEN_BLOCKS_SECONDS)
         for number, block in enumerate(blocks)
@@ -253,7 +260,7 @@ def run_simulated(
 
 
 async def limits_of(options: argparse.Namespace) -> Any:
-    """Of the model, as the live engines will load it."""
+    """Return the limits of the model, as the live engines will load it."""
     from aioserve.cli._calibration import recorded_engine
 
     async with recorded_engine(options.model, **engine_options(options)) as (engine, _):
@@ -268,8 +275,10 @@ async def live_runs(
     measured: list[StepSample],
     hosts: list[HostTimes],
 ) -> dict[str, LiveRun]:
-    """Once through the trace, the policies in turns, and one pass of measuring in each round, which
-    goes to `measured` and `hosts`."""
+    """Go once through the trace, with the policies in turns.
+
+    Each round has one pass of measuring, which goes to `measured` and `hosts`.
+    """
     from aioserve.cli._calibration import MOST_PROMPTS, measure_grid, measure_host, recorded_engine
 
     settings = engine_options(options)
@@ -308,8 +317,10 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def requests_for(options: argparse.Namespace, max_model_len: int) -> tuple[list[TraceRequest], int]:
-    """The scaled requests that fit the model, at the rate, each with its answer's length as its
-    limit, and how many don't fit."""
+    """Return the scaled requests that fit the model, at the rate, and how many don't fit.
+
+    Each has its answer's length as its limit.
+    """
     from aioserve.traces.formats import read_trace
     from aioserve.traces.request import at_rate, with_scaled_lengths
     from aioserve.traces.synthetic import synthetic_trace
@@ -330,7 +341,7 @@ def requests_for(options: argparse.Namespace, max_model_len: int) -> tuple[list[
 async def replay_live(
     engine: Engine, requests: Sequence[TraceRequest], options: argparse.Namespace, times: Times
 ) -> None:
-    """Serve them, and add their times."""
+    """Serve the requests, and add their times."""
     from aioserve import RequestRejectedError, SamplingParams
 
     async def ask(request: TraceRequest, prompt: list[int], due: float) -> None:
@@ -377,8 +388,10 @@ async def replay_live(
 
 
 async def warm(engine: Engine) -> None:
-    """Let it have a few steps, so that its weights and code are in the processor's caches again
-    when its turn begins: meanwhile other engines had theirs there."""
+    """Run a few steps, so that its weights and code are in the processor's caches again.
+
+    Other engines have used the caches since its last turn.
+    """
     from aioserve import SamplingParams
 
     vocab_size, length = engine.limits.vocab_size, min(256, engine.limits.max_model_len // 2)
@@ -389,7 +402,7 @@ async def warm(engine: Engine) -> None:
 
 
 def live_prompt(request: TraceRequest, vocab_size: int) -> list[int]:
-    """Random tokens: the same for a block of the same id and session, others for all the rest."""
+    """Return random tokens: the same for blocks of one id and session, and others for the rest."""
     session = zlib.crc32(request.session.encode())
     parts = [
         np.random.default_rng((1, session, block)).integers(vocab_size, size=request.block_tokens)

@@ -1,4 +1,4 @@
-"""What `fidelity.py` compares of live and simulated runs, and how it prints that."""
+"""Figures that `fidelity.py` compares of live and simulated runs, and their output."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Times = dict[str, list[float]]
 FIGURES = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"))
 WIDTH_OF_FILES = 120
 TIE = 0.02
-"""Policies this close to each other are a tie even where live runs agree to the microsecond."""
+"""Policies this close to each other are a tie even if live runs agree to the microsecond."""
 FEW_DECIDED = 10
-"""Fewer pairs than this say little of the simulator."""
+"""Least number of pairs with which the result says much about the simulator."""
 
 
 def figures(
@@ -27,8 +27,10 @@ def figures(
     simulated: dict[str, list[Times]],
     at_live_speed: dict[str, list[Times]],
 ) -> list[dict[str, Any]]:
-    """For each figure, both sides, errors, and which pairs of policies can be told apart, and are
-    ranked otherwise."""
+    """Return for each figure both sides, errors, and pairs of policies.
+
+    Pairs are those that can be told apart, and those of them in another order.
+    """
     found = []
     for name, percentile in FIGURES:
         rank = float(percentile[1:])
@@ -65,8 +67,10 @@ def figures(
 def ranked(
     rows: dict[str, dict[str, Any]], repeated: dict[str, list[float]]
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Pairs that live runs can tell apart, and those of them that are simulated in the other order.
-    `repeated` are the live figures of each policy, run by run."""
+    """Return pairs that live runs can tell apart, and those of them simulated in the other order.
+
+    `repeated` are the live figures of each policy, run by run.
+    """
     decided: list[tuple[str, str]] = []
     otherwise: list[tuple[str, str]] = []
     for one, other in itertools.combinations(rows, 2):
@@ -146,8 +150,10 @@ def print_result(result: dict[str, Any]) -> None:
 
 
 def print_ranking(console: Any, result: dict[str, Any]) -> None:
-    """How many pairs of policies can be told apart, and how many of those the simulator has right,
-    by each figure and in all."""
+    """Print how many pairs of policies can be told apart, and how many the simulator has right.
+
+    Both are by figure and in all.
+    """
     found = result["figures"]
     for figure in found:
         otherwise = figure["ranked_otherwise"]

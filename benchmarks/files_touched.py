@@ -1,10 +1,10 @@
-"""How far a change reaches: the files that commits touch, by the room that they are in.
+"""Shows how far a change reaches: the files that commits touch, by the room that they are in.
 
     python benchmarks/files_touched.py COMMIT [COMMIT ...] [--room aioserve/kv/groups] [--json FILE]
 
 Several commits count as one change: a file that two of them touch is one file. A room is a folder
-of `aioserve`, `plugins` or `native`, or another folder at the top. `--room` names the room that the
-change is made for; what is outside of it is counted apart.
+of `aioserve`, `plugins` or `native`, or another folder at the top. The option `--room` names the
+room that the change is made for; files outside are counted apart.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class Touched:
 
 
 def touched(commits: Iterable[str], root: Path = ROOT) -> list[Touched]:
-    """Files that the commits touch, in the order of their names. Raises `SystemExit` for what git
-    doesn't know."""
+    """Return the files that the commits touch, in the order of their names.
+
+    Raises `SystemExit` for a commit that git doesn't know.
+    """
     files: dict[str, Touched] = {}
     for commit in commits:
         command = [
@@ -67,7 +69,9 @@ def touched(commits: Iterable[str], root: Path = ROOT) -> list[Touched]:
 
 
 def table(files: Sequence[Touched], room: str | None = None) -> str:
-    """The files of each room, and how many of the package are outside of `room`."""
+    """Return a table of the files of each room, and how many of the package are outside of
+    `room`.
+    """
     rooms: dict[str, list[Touched]] = defaultdict(list)
     for one in files:
         rooms[one.room].append(one)

@@ -1,4 +1,4 @@
-"""Draws what `formats.py` measured: quality against bytes in memory. Depends on matplotlib.
+"""Draws the results of `formats.py`: quality against bytes in memory. Depends on matplotlib.
 
 python benchmarks/format_figure.py formats.json formats.svg --title "pyhelp"
 """
@@ -25,7 +25,9 @@ def main() -> None:
 
 
 def draw(rows: list[dict[str, Any]], svg: Path, title: str) -> None:
-    """The divergence of each format but the first, on a logarithmic axis, with its interval."""
+    """Draw the divergence of each format but the first, on a logarithmic axis, with its
+    interval.
+    """
     with figure(svg, 8, 4, title) as drawn:
         axes = drawn.subplots()
         for row in rows:

@@ -1,4 +1,4 @@
-"""One model in several formats: quality on a text, bytes in memory, speeds as ratios to the first.
+"""Compares one model in several formats: quality on a text, bytes in memory, and speed ratios.
 
     python benchmarks/formats.py bfloat16=pyhelp int8=pyhelp,quantization=int8 \\
         w4a16=pyhelp-w4a16 --text LICENSE
@@ -7,9 +7,8 @@
 
 A format is a name, a model, and options of `Engine` for it. The first is the reference: others are
 compared with its distributions over the whole vocabulary (`aioserve evaluate`), and with its speed.
-Speeds are measured by turns, one format after the other in each round, and what counts is the
-median of the ratios of rounds: on a shared machine rates change from minute to minute, their
-ratios less.
+Speeds are measured by turns, one format after the other in each round. The median of the ratios of
+rounds counts: on a shared machine rates change from minute to minute, their ratios less.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def variant(text: str) -> Variant:
 
 
 def quality(one: Variant, options: argparse.Namespace) -> dict[str, Any]:
-    """Perplexity, and the divergence from the first format, in a process of its own."""
+    """Return perplexity, and the divergence from the first format, from a process of its own."""
     first: Variant = options.formats[0]
     command = [sys.executable, "-m", "aioserve", "evaluate", one.model, "--json", "-"]
     command += ["--text", str(options.text), "--max-tokens", str(options.max_tokens)]
@@ -99,8 +98,10 @@ def quality(one: Variant, options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def measure_speeds(options: argparse.Namespace) -> list[dict[str, float]]:
-    """Seconds of a decode and of a prompt, by the first format's in the same round: medians of the
-    ratios of speeds."""
+    """Return ratios of the speeds of a decode and of a prompt to those of the first format.
+
+    They are medians of the rounds' ratios.
+    """
     async with AsyncExitStack() as stack:
         engines = [
             await stack.enter_async_context(
@@ -122,7 +123,7 @@ async def measure_speeds(options: argparse.Namespace) -> list[dict[str, float]]:
 
 
 async def one_round(engine: Engine, number: int) -> tuple[float, float]:
-    """Seconds of each further token, and of a prompt with its first token."""
+    """Return the seconds of each further token, and of a prompt with its first token."""
     longest = engine.limits.max_model_len
     prompt = [(7 * place + number) % 1000 + 300 for place in range(PROMPT_TOKENS)]
     prompt = prompt[: longest - 2]

@@ -1,7 +1,7 @@
-"""What aioserve does on a GPU, what the card allows, and what other engines do on it.
+"""Measures aioserve on a GPU, the limits of the card, and other engines on it.
 
 Models have random weights, made on the spot, and requests random tokens, so nothing is downloaded.
-The parts, the most important first, each of which can be asked for by `--only`:
+These are the parts, the most important first, each of which `--only` can select:
 
     card          how fast it reads memory and multiplies matrices: the floor of what comes
     offline       256 requests at once, prompts and answers of 100 to 1,024 tokens, Qwen3-0.6B
@@ -15,18 +15,19 @@ The parts, the most important first, each of which can be asked for by `--only`:
     8b-single, 8b-offline
                   the same with Qwen3-8B's shape, offline with 64 requests
 
-Printed are tokens a second, time to first token and per output token, what the host takes of a
-step, how long the device has nothing to do between steps (by its own clock: `--device cpu` has only
-the event loop's), how late a ticker of 1 ms in the same event loop is, and what share of the time
-the steps could not have done without: the bytes and operations of each, at the limits of `card`.
+Printed are tokens a second, time to first token and per output token, and the host's time for a
+step. The idle time of the device between steps is by its own clock (`--device cpu` has only the
+event loop's). Also printed are the delays of a ticker of 1 ms in the same event loop. The last
+figure is the share of the time that the steps need at least: their bytes and operations, at the
+limits of `card`.
 
     python benchmarks/gpu.py --json gpu.json
     python benchmarks/gpu.py --json gpu.json --minutes 8 --only card offline transformers
     python benchmarks/gpu.py --json cpu.json --device cpu --shape tiny     to try the benchmark
 
-Parts run in processes of their own, so that one that dies leaves the others. The file is written
-after each of them. When the minutes are over, what is left is cut off, and said to be. The exit
-status is 1 where a part failed, and 0 otherwise.
+Parts run in processes of their own, so a part that dies leaves the others. The file is written
+after each of them. When the minutes are over, the remaining parts are cut off, and the output says
+so. The exit status is 1 if a part failed, and 0 otherwise.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ ORDER = (
     "8b-offline",
 )
 ALONE = ("transformers", "vllm", "sglang")
-"""These have processes to themselves."""
+"""Parts that have processes to themselves."""
 POLL_SECONDS = 0.1
 LOG_CHARS = 2000
-"""Of what a process printed last, where it died."""
+"""Characters of the last output of a process that died."""
 
 
 class Report:
-    """What has come of each part, in a file that is always whole."""
+    """Results of each part, in a file that is always complete."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.parts: dict[str, dict[str, Any]] = {}
@@ -82,7 +83,7 @@ class Report:
         print("\n".join(lines_of(name, entry)), flush=True)
 
     def warn(self, name: str, what: str) -> None:
-        """Of a part that has ended well."""
+        """Add a warning to a part that has ended well."""
         self.parts[name]["warning"] = what
         self._write()
         print(f"{name}: {what}", flush=True)
@@ -122,7 +123,7 @@ def main() -> None:
 
 
 def next_group(left: list[str]) -> list[str]:
-    """What one process does: all up to the next part that wants one for itself."""
+    """Return the parts for one process: all up to the next that needs one for itself."""
     if left[0] in ALONE:
         return left[:1]
     end = next((i for i, name in enumerate(left) if name in ALONE), len(left))
@@ -149,7 +150,7 @@ def run_process(
     }
     command = [sys.executable, Path(__file__).with_name("gpu_parts.py"), json.dumps(settings)]
     with log.open("wb") as output:
-        # In a group of its own: engines have processes of theirs.
+        # In a group of its own, as engines start processes.
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -204,7 +205,7 @@ def follow(
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """With all that it has started."""
+    """Kill the process with all that it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,7 +1,8 @@
-"""An aioserve engine that is watched while it serves: its requests, steps, device and event loop.
+"""Engine of aioserve that is watched while it serves: its requests, steps, device and event loop.
 
-What the device took comes from events around each step (`CudaRunner.time_steps`); without a GPU,
-from when the event loop heard of steps. What steps can't take less than comes from measured limits.
+The device's time comes from events around each step (`CudaRunner.time_steps`). Without a GPU it is
+the time at which the event loop learned of steps. The least time of steps comes from measured
+limits.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ __all__ = ["WatchedEngine", "WatchedModel", "served", "watched_engine"]
 
 
 class WatchedModel:
-    """Loads a model for an engine, by `source` if that is given, and notes what its steps take."""
+    """Loads a model for an engine, by `source` if that is given, and records the times of its
+    steps.
+    """
 
     def __init__(self, path: Path, source: ModelSource | None = None) -> None:
         self.steps: list[TimedStep] = []
         self.times: list[StepTime] | None = None
-        """What the device took for the same steps; None where nothing times them."""
+        """Times of the device for the same steps; None if nothing times them."""
         self._path = path
         self._source = source
         self._runner: Runner | None = None
@@ -52,13 +55,13 @@ class WatchedModel:
         return msgspec.structs.replace(loaded, runner=TimedRunner(loaded.runner, self.steps.append))
 
     def begin(self) -> None:
-        """Note from here on. No step may be in flight."""
+        """Record from here on. No step may be in flight."""
         self.steps.clear()
         self.times = self._runner.time_steps() if isinstance(self._runner, CudaRunner) else None
 
 
 class WatchedEngine:
-    """A started engine; what it does is measured by `run`."""
+    """Started engine; `run` measures it."""
 
     def __init__(self, engine: Engine, model: WatchedModel, cost: RooflineCost | None) -> None:
         self.engine = engine
@@ -70,7 +73,7 @@ class WatchedEngine:
         return self.engine.limits.vocab_size
 
     async def run(self, requests: Sequence[Request]) -> dict[str, Any]:
-        """Serve them, each sent when it is due; what came of it, ready for JSON."""
+        """Serve the requests, each sent when it is due; return the results, ready for JSON."""
         engine, model = self.engine, self._model
         await at_rest(engine)
         before = engine.stats()
@@ -97,14 +100,14 @@ class WatchedEngine:
 async def watched_engine(
     path: Path, cost: RooflineCost | None, source: ModelSource | None = None, **options: Any
 ) -> AsyncIterator[WatchedEngine]:
-    """An engine with these options. Nothing has warmed it up."""
+    """Yield an engine with these options. Nothing has warmed it up."""
     model = WatchedModel(path, source)
     async with Engine(model, **options) as engine:
         yield WatchedEngine(engine, model, cost)
 
 
 async def at_rest(engine: Engine) -> None:
-    """Until no request is left and no step is in flight."""
+    """Wait until no request is left and no step is in flight."""
     while is_busy(engine.stats()):  # noqa: ASYNC110  (an engine tells nobody of it)
         await asyncio.sleep(0.001)
 
@@ -114,8 +117,10 @@ def is_busy(stats: EngineStats) -> bool:
 
 
 async def served(engine: Engine, requests: Sequence[Request]) -> list[tuple[Usage, Timings]]:
-    """The answers; their times count from when they were due. Raises RuntimeError for one that is
-    shorter than it should be."""
+    """Return the answers' usage and timings; their times count from when they were due.
+
+    Raises RuntimeError for an answer that is shorter than it should be.
+    """
     began = asyncio.get_running_loop().time()
     clock = asyncio.get_running_loop().time
 
@@ -139,13 +144,13 @@ async def served(engine: Engine, requests: Sequence[Request]) -> list[tuple[Usag
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(answer(request)) for request in requests]
     except BaseExceptionGroup as failures:
-        # The first failure cancelled the others; it alone is worth telling.
+        # The first failure cancelled the others; only that one matters.
         raise failures.exceptions[0] from failures
     return [task.result() for task in tasks]
 
 
 def later(timings: Timings, seconds: float) -> Timings:
-    """Counted from so much earlier."""
+    """Return the timings, counted from so much earlier."""
 
     def shifted(came: float | None) -> float | None:
         return None if came is None else came + seconds
@@ -159,11 +164,11 @@ def later(timings: Timings, seconds: float) -> Timings:
     )
 
 
-# -- what the steps took
+# -- times of the steps
 
 
 def device_use(steps: Sequence[TimedStep], times: Sequence[StepTime] | None) -> dict[str, Any]:
-    """How long the device computed steps, and how long it had none, from the first to the last."""
+    """Return how long the device computed steps, and how long it was idle, from first to last."""
     found = times_of(steps) if times is None else times
     busy = sum(time.seconds for time in found)
     idle = sum(time.idle_seconds or 0.0 for time in found)
@@ -182,7 +187,7 @@ def device_use(steps: Sequence[TimedStep], times: Sequence[StepTime] | None) -> 
 
 
 def times_of(steps: Sequence[TimedStep]) -> list[StepTime]:
-    """Where nothing but the event loop times steps: what it heard."""
+    """Return step times as the event loop saw them, if nothing else times steps."""
     ends = [None, *(step.ended for step in steps)]
     return [
         StepTime(step.plan.step, step.seconds, None if end is None else step.began - end, None)
@@ -191,7 +196,7 @@ def times_of(steps: Sequence[TimedStep]) -> list[StepTime]:
 
 
 def floor(steps: Sequence[TimedStep], cost: RooflineCost, seconds: float) -> dict[str, Any]:
-    """What the steps can't take less than, of all, and of those with and without prompts."""
+    """Return the least time of the steps: of all, and of those with and without prompts."""
     kinds = {"decodes": (0, 0.0, 0.0), "with_prompts": (0, 0.0, 0.0)}
     for step in steps:
         is_decode = all(item.count == 1 and item.rows for item in step.plan.items)
@@ -210,7 +215,7 @@ def floor(steps: Sequence[TimedStep], cost: RooflineCost, seconds: float) -> dic
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Percentiles in milliseconds; None of nothing."""
+    """Return percentiles in milliseconds; None without values."""
     if not len(seconds):
         return None
     values = np.asarray(seconds) * 1000

@@ -1,13 +1,14 @@
-"""Linear layers of integers and of floats of 8 and 4 bits on a GPU against cuBLAS with bfloat16:
-microseconds of one call, the share of bfloat16's time (`x`; above 1 the layer is faster), and
-bytes of weights a second.
+"""Compares linear layers in 8 and 4 bits on a GPU with cuBLAS in bfloat16.
+
+Printed are microseconds of one call, the ratio to bfloat16's time (`x`; above 1 the layer is
+faster), and bytes of weights a second.
 
     python benchmarks/gpu_linear.py [--shapes 4096x4096 4096x28672] [--rows 1 16 256] [--json PATH]
 
 Each call has a weight of its own, of as many as exceed the caches, as a decode step walks through
-its layers. The calls of a walk are a CUDA graph, as they are in a decode step: what the host takes
-to launch them is not counted. `--device cpu` tries the script where Triton interprets kernels
-(TRITON_INTERPRET=1).
+its layers. The calls of a walk are a CUDA graph, as they are in a decode step, so the host's time
+to launch them isn't counted. The option `--device cpu` tries the script if Triton interprets
+kernels (TRITON_INTERPRET=1).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Form(NamedTuple):
     """Inputs that share a scale; 0: all."""
     has_zeros: bool = False
     rounds: bool = False
-    """Whether rows become int8, or E4M3."""
+    """True if rows become int8, or E4M3."""
     code: Code = "integers"
     alike: int = 1
     """Outputs that share a scale."""
@@ -139,7 +140,7 @@ def measured(
 
 
 def seconds_of(weights: list[Layer], x: Tensor, device: torch.device) -> float:
-    """A call's share of the shortest walk."""
+    """Return a call's share of the shortest walk."""
     if device.type == "cuda":
         return best_gpu_seconds(walk(weights, x, device).replay, device) / len(weights)
     began = time.perf_counter()
@@ -148,9 +149,9 @@ def seconds_of(weights: list[Layer], x: Tensor, device: torch.device) -> float:
 
 
 def walk(weights: list[Layer], x: Tensor, device: torch.device) -> torch.cuda.CUDAGraph:
-    """A graph of one call of each."""
+    """Return a graph of one call of each."""
     with torch.cuda.device(device):
-        weights[0](x)  # what is compiled and chosen at a first call
+        weights[0](x)  # compiles, and chooses kernels
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

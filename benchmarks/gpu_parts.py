@@ -1,8 +1,8 @@
-"""The parts of `gpu.py`, each of which measures something. They run in a process that `gpu.py`
-starts, several one after the other, and write a line of JSON for each to a file.
+"""Parts of `gpu.py`, each of which measures something.
 
-A part that fails ends the process: a device may compute nothing more after an error, and what comes
-next deserves a fresh one.
+They run in a process that `gpu.py` starts, several one after the other, and write a line of JSON
+for each to a file. A part that fails ends the process: a device may compute nothing more after an
+error, so the next part gets a new one.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from aioserve.simulation.roofline import RooflineCost
 __all__ = ["PARTS", "Bench", "run_parts"]
 
 ONLINE_LOADS = (0.5, 0.8)
-"""Of the requests a second that the offline test has reached."""
+"""Shares of the requests a second that the offline test has reached."""
 
 
 @dataclass
 class Bench:
-    """What parts share in one process: options, and the engine that the last one has left."""
+    """State that parts share in one process: options, and the engine that the last one has left."""
 
     device: str
     dtype: str
     scale: Scale
     folder: Path
-    """Of models with random weights."""
+    """Folder of models with random weights."""
     repeats: int
     rate: float | None
-    """Requests a second of the online run; None: as the offline test says."""
+    """Requests a second of the online run; None: taken from the offline test."""
     engine_options: dict[str, Any]
     results: dict[str, Any] = field(default_factory=dict)
-    """Of the parts that have been measured."""
+    """Results of the parts that have been measured."""
     source_of: Callable[[Path], ModelSource | None] = lambda path: None
-    """How an engine loads a model; None: as always."""
+    """Source by which an engine loads a model; None: the usual one."""
 
     def __post_init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -67,14 +67,16 @@ class Bench:
         return model_directory(self.folder, shape, self.dtype, drawn_by)
 
     def cost(self, path: Path) -> RooflineCost | None:
-        """None without the limits of the card."""
+        """Return a cost model; None without the limits of the card."""
         found = self.results.get("card")
         if found is None:
             return None
         return cost_of(str(path), getattr(torch, self.dtype), Limits(**found["limits"]))
 
     async def engine(self, shape: str, **options: Any) -> WatchedEngine:
-        """A warm engine with that model; the one that is open, if it is such."""
+        """Return a warm engine with that model; the open one, if it has the same model and
+        options.
+        """
         wanted = shape, options
         if self._engine is None or self._open != wanted:
             await self.aclose()
@@ -92,21 +94,21 @@ class Bench:
                 watched_engine(path, self.cost(path), self.source_of(path), **every)
             )
             self._open = wanted
-            # What is compiled, and which kernels a library chooses, is settled here.
+            # Kernels are compiled and chosen here.
             await self._engine.run(self.scale.warm_up(self._engine.vocab_size))
         return self._engine
 
     async def aclose(self) -> None:
         await self._stack.aclose()
         self._engine = self._open = None
-        gc.collect()  # what is in cycles has memory of the device, which the next engine wants
+        gc.collect()  # frees device memory of objects in cycles, which the next engine needs
 
 
 # -- the parts
 
 
 async def card(bench: Bench) -> dict[str, Any]:
-    """What the machine is and allows."""
+    """Measure the limits of the machine."""
     dtype = getattr(torch, bench.dtype)
     if bench.is_gpu:
         limits = measure_gpu_limits(dtype, torch.device(bench.device))
@@ -150,7 +152,7 @@ async def online(bench: Bench) -> dict[str, Any]:
 
 
 async def prefix(bench: Bench) -> dict[str, Any]:
-    """Prompts that begin alike, and as long ones that don't."""
+    """Measure prompts that begin alike, and as long ones that don't."""
     engine = await bench.engine(bench.scale.shape)
     runs = {
         "alike": await engine.run(bench.scale.prefixed(engine.vocab_size, 0, shared=True)),
@@ -160,7 +162,7 @@ async def prefix(bench: Bench) -> dict[str, Any]:
 
 
 async def eager(bench: Bench) -> dict[str, Any]:
-    """One stream without graphs."""
+    """Measure one stream without graphs."""
     options = {"graph_sizes": ()} if bench.is_gpu else {}
     engine = await bench.engine(bench.scale.shape, **options)
     return await repeated(bench, engine, lambda seed: bench.scale.single(engine.vocab_size, seed))
@@ -182,7 +184,7 @@ async def large_offline(bench: Bench) -> dict[str, Any]:
 
 
 def peer(bench: Bench, name: str) -> dict[str, Any]:
-    """The offline test and one stream on another engine."""
+    """Run the offline test and one stream on another engine."""
     scale, path = bench.scale, bench.model(bench.scale.shape)
     vocab_size = vocab_size_of(scale.shape)
     workloads = {
@@ -206,7 +208,7 @@ def peer(bench: Bench, name: str) -> dict[str, Any]:
 async def repeated(
     bench: Bench, engine: WatchedEngine, requests: Callable[[int], list[Request]]
 ) -> dict[str, Any]:
-    """Runs of requests that differ in their seeds, so that none finds the other's prefixes."""
+    """Return runs of requests that differ in their seeds, so that none finds another's prefixes."""
     runs = [await engine.run(requests(seed)) for seed in range(bench.repeats)]
     model = engine.engine.dump()["model"]
     return {
@@ -246,7 +248,7 @@ async def run_parts(bench: Bench, names: list[str], report: Path) -> None:
 
 
 def run_peer(bench: Bench, name: str, report: Path) -> None:
-    """Outside any event loop, on the main thread: engines have loops and signal handlers."""
+    """Run it outside any event loop, on the main thread: engines have loops and signal handlers."""
     began = time.perf_counter()
     try:
         write(report, name, began, "ok", peer(bench, name))

@@ -1,8 +1,8 @@
-"""Other engines that do what aioserve is measured with: the same token ids, shape and lengths.
+"""Other engines that serve the same work as aioserve: the same token ids, shape and lengths.
 
-Each is used as its makers' own scripts use it for requests that come at once, with what it decides
-by itself left to it. Prefix caching, where an engine has it, stays on. One request runs first, for
-what is compiled and captured when it is first needed.
+Each is used as its makers' own scripts use it for requests that come at once, with its own
+defaults. Prefix caching, if an engine has it, stays on. One request runs first, for everything that
+is compiled and captured when it is first needed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["PEERS", "MissingPeerError", "Setup", "measure_peer"]
 
 
 class MissingPeerError(Exception):
-    """An engine that is installed and hasn't what is measured, and why."""
+    """The engine is installed but lacks something that is needed here; the message says what."""
 
 
 class Setup(NamedTuple):
-    """What a peer is started for."""
+    """Needs of the work that a peer is started for."""
 
     path: Path
-    """Of the model."""
+    """Directory of the model."""
     dtype: str
     device: str
     max_model_len: int
@@ -37,13 +37,13 @@ class Setup(NamedTuple):
 
 
 class Peer(Protocol):
-    """A started engine."""
+    """Started engine."""
 
     facts: dict[str, str]
-    """What it has chosen to compute with, as far as it says."""
+    """Settings that it has chosen to compute with, as far as it reports them."""
 
     def run(self, requests: Sequence[Request]) -> list[int]:
-        """The lengths of the answers, when all have ended."""
+        """Return the lengths of the answers, when all have ended."""
         ...
 
     def close(self) -> None: ...
@@ -55,7 +55,7 @@ def measure_peer(
     workloads: dict[str, list[list[Request]]],
     warm_up: list[Request],
 ) -> dict[str, Any]:
-    """Tokens a second of each workload, the best of its runs.
+    """Return tokens a second of each workload, for the best of its runs.
 
     Raises `MissingPeerError`, and RuntimeError for an answer of another length than it should have.
     """
@@ -98,7 +98,7 @@ def check(requests: Sequence[Request], lengths: Sequence[int]) -> None:
 
 
 class Transformers:
-    """Its continuous batching: `ContinuousBatchingManager`, which `generate_batch` uses too."""
+    """Continuous batching of transformers: `ContinuousBatchingManager`, as in `generate_batch`."""
 
     def __init__(self, setup: Setup) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""What `gpu.py` prints of each part, and of all at the end."""
+"""Output of `gpu.py` for each part, and for all at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ERROR_LINES = 12
 
 
 def lines_of(name: str, entry: dict[str, Any]) -> list[str]:
-    """A part that has ended, one way or another."""
+    """Return the lines for a part that has ended, one way or another."""
     if entry["status"] != "ok":
         said = entry["error"].splitlines()[-ERROR_LINES:]
         return [f"{name}: {entry['status']}: {said[0] if said else ''}", *said[1:]]
@@ -54,7 +54,7 @@ def peer_lines(result: dict[str, Any]) -> list[str]:
 
 
 def run_lines(run: dict[str, Any]) -> list[str]:
-    """One run of an aioserve engine."""
+    """Return the lines for one run of an aioserve engine."""
     rates, answers, device, host = (run[key] for key in ("throughput", "answers", "device", "host"))
     lag = run["loop_lag_milliseconds"]
     lines = [
@@ -105,7 +105,7 @@ def percentiles(found: dict[str, float] | None, unit: str) -> str:
 
 
 def summary(results: dict[str, Any]) -> list[str]:
-    """Tokens a second out, of aioserve and its peers, and the ratio."""
+    """Return tokens a second out, of aioserve and its peers, and the ratio."""
     lines = []
     for workload in ("offline", "single"):
         if workload not in results:

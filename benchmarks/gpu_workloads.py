@@ -1,6 +1,6 @@
-"""What `gpu.py` has engines do: models with random weights, and requests of random tokens.
+"""Work for the engines of `gpu.py`: models with random weights, and requests of random tokens.
 
-The same for every engine: token ids come from a seed, and an answer has as many tokens as its
+It is the same for every engine: token ids come from a seed. An answer has as many tokens as its
 request says, whatever the model makes of them.
 """
 
@@ -52,30 +52,30 @@ MODEL_SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""By name, as in config.json. 0.6b and 8b are those of Qwen3."""
+"""Shapes by name, as in config.json. The shapes 0.6b and 8b are those of Qwen3."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Random token ids, and how long the answer is."""
+    """Random token ids, and the length of the answer."""
 
     prompt: list[int]
     output_tokens: int
     due_seconds: float = 0.0
-    """When it is sent, from the start of the run."""
+    """Time when it is sent, from the start of the run."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the workloads are, all in tokens and requests."""
+    """Sizes of the workloads, all in tokens and requests."""
 
     shape: str
     large_shape: str
-    """Of the parts `8b-...`."""
+    """Shape of the parts `8b-...`."""
     requests: int
     large_requests: int
     lengths: tuple[int, int]
-    """Of prompts and of answers, uniform."""
+    """Least and largest length of prompts and of answers, uniform."""
     single_prompt: int
     single_output: int
     long_prompt: int
@@ -84,12 +84,12 @@ class Scale:
     own_prompt: int
     shared_output: int
     online_requests: tuple[int, int]
-    """At least, and at most."""
+    """Least and largest number of requests."""
     online_seconds: float
     max_model_len: int
 
     def offline(self, vocab_size: int, seed: int, requests: int | None = None) -> list[Request]:
-        """All at once."""
+        """Return requests that come all at once."""
         source = random.Random(f"offline {seed}")
         return [
             self._drawn(source, vocab_size)
@@ -101,12 +101,12 @@ class Scale:
         return [Request(_ids(source, vocab_size, self.single_prompt), self.single_output)]
 
     def long(self, vocab_size: int, seed: int) -> list[Request]:
-        """One long prompt, answered with one token."""
+        """Return one long prompt, answered with one token."""
         source = random.Random(f"long {seed}")
         return [Request(_ids(source, vocab_size, self.long_prompt), 1)]
 
     def prefixed(self, vocab_size: int, seed: int, *, shared: bool) -> list[Request]:
-        """Prompts that begin alike, or as long ones that don't."""
+        """Return prompts that begin alike, or as long ones that don't."""
         source = random.Random(f"prefixed {seed} {shared}")
         prefix = _ids(source, vocab_size, self.shared_prompt)
         return [
@@ -119,7 +119,7 @@ class Scale:
         ]
 
     def online(self, vocab_size: int, seed: int, rate: float) -> list[Request]:
-        """`rate` of them a second, at random times (a Poisson process)."""
+        """Return `rate` requests a second, at random times (a Poisson process)."""
         source = random.Random(f"online {seed}")
         least, most = self.online_requests
         due, found = 0.0, []
@@ -130,7 +130,9 @@ class Scale:
         return found
 
     def warm_up(self, vocab_size: int) -> list[Request]:
-        """Few tokens of each kind: long prompts, short ones beside answers, answers alone."""
+        """Return few tokens of each kind: long prompts, short ones beside answers, answers
+        alone.
+        """
         source = random.Random("warm-up")
         return [
             Request(_ids(source, vocab_size, length), min(16, self.single_output))
@@ -178,7 +180,7 @@ SCALES = {
         max_model_len=96,
     ),
 }
-"""By the option `--shape`. tiny is for trying the benchmark itself, on any machine."""
+"""Scales by the option `--shape`. The scale tiny is for trying the benchmark, on any machine."""
 
 
 def vocab_size_of(shape: str) -> int:
@@ -186,7 +188,10 @@ def vocab_size_of(shape: str) -> int:
 
 
 def model_directory(folder: Path, shape: str, dtype: str, device: str) -> Path:
-    """Where a model of that shape is, written if it isn't there. `device` draws its weights."""
+    """Return the directory of a model of that shape, written if it isn't there.
+
+    Weights are drawn on `device`.
+    """
     directory = folder / shape
     if not directory.is_dir():
         from aioserve.testing.random_model import write_random_model

@@ -1,18 +1,17 @@
-"""How long calls of the largest sizes hold the event loop.
+"""Measures how long calls of the largest sizes hold the event loop.
 
     python benchmarks/held_loop.py [--repeats 3] [--only NAME ...] [--json FILE]
 
-An engine with a random model of 1 layer, and a server over it in the same process, take one call
-after the other (`held_loop_calls.py` has them). Meanwhile a task on the same loop sleeps one
-millisecond at a time and sees when it wakes late: that is how long the loop was held, by a callback
-or by another thread that kept the interpreter's lock. What counts is the processor time that the
-process took meanwhile, as far as it is less than the delay: other programs on the machine delay
-every task.
+The calls of `held_loop_calls.py` run one after the other. The engine has a random model of 1 layer,
+and its server is in the same process. Meanwhile a task on the same loop sleeps one millisecond at a
+time and records how late it wakes. That is how long the loop was held, by a callback or by another
+thread that kept the interpreter's lock. The process's processor time in that delay counts, but no
+more than the delay: other programs on the machine delay every task.
 
-Printed is the longest hold of the first such call of an engine and its server (cold), the least
-over `--repeats` of that of later ones (warm), and the whole time of a warm one. The promise is
-50 ms on a machine that adds a million numbers in a Python loop within 20 ms; how long that takes
-here is printed too, and behind each hold that is longer there, a mark.
+Printed is the longest hold of the first such call of an engine and its server (cold). Of later
+calls it is the least over `--repeats` (warm), beside the whole time of a warm call. The promise is
+50 ms on a machine that adds a million numbers in a Python loop within 20 ms. The time for that on
+this machine is printed too, and longer holds have a mark.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ TEMPLATE = (
 
 
 async def longest_hold(call: Callable[[], Awaitable[object]]) -> tuple[float, float]:
-    """The longest hold of the loop during `call`, and its whole time, in seconds."""
+    """Return the longest hold of the loop during `call`, and its whole time, in seconds."""
     longest = 0.0
 
     async def watch() -> None:
@@ -88,7 +87,7 @@ async def longest_hold(call: Callable[[], Awaitable[object]]) -> tuple[float, fl
 
 
 async def measure(name: str, repeats: int, model: Path) -> dict[str, float]:
-    """Hold the loop of an engine of its own."""
+    """Measure the holds of a call, in an engine of its own."""
     async with Engine(model, max_num_seqs=256, max_waiting=8192, num_pages=8192) as engine:
         app = create_app(engine, ServerSettings(served_model_names=["model"]))
         cold, _ = await longest_hold(lambda: CALLS[name](engine, app))

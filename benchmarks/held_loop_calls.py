@@ -1,7 +1,7 @@
-"""The calls of `held_loop.py`: each route at its limits, and bodies that are made to hold the loop.
+"""Calls of `held_loop.py`: each route at its limits, and bodies that are made to hold the loop.
 
-A call of the server is an ASGI request in the same process, whose answer is dropped part by part:
-what a client takes to read it is no hold of the server's.
+A call of the server is an ASGI request in the same process, whose answer is dropped part by part.
+The time that a client takes to read it is no hold of the server.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ Call = Callable[[Engine, Any], Awaitable[object]]
 
 
 async def post(app: Any, path: str, body: bytes, *, statuses: tuple[int, ...] = (200,)) -> int:
-    """Send a request to `app`, and count the bytes of its answer. Ends the program where the status
-    is none of `statuses`."""
+    """Send a request to `app`, and count the bytes of its answer.
+
+    Exits the program if the status is none of `statuses`.
+    """
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -70,7 +72,7 @@ async def post(app: Any, path: str, body: bytes, *, statuses: tuple[int, ...] = 
 
 
 def posted(path: str, *, refused: bool = False, **body: Any) -> Call:
-    """A call of the server, whose answer is made to its end, or which is `refused`."""
+    """Return a call of the server, whose answer is read to its end, or which is `refused`."""
     encoded: list[bytes] = []
 
     async def call(_: Engine, app: Any) -> None:
@@ -100,7 +102,7 @@ def ids(count: int) -> list[int]:
 
 
 def turns(count: int) -> list[dict[str, Any]]:
-    """Messages of a user and an assistant, the user's last."""
+    """Return messages of a user and an assistant, the user's last."""
     roles = ["user", "assistant"] * (count // 2) + ["user"]
     return [{"role": role, "content": "a"} for role in roles]
 

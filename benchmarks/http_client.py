@@ -1,4 +1,4 @@
-"""Streams completions over HTTP and says how each went: the client of the servers' benchmarks.
+"""Streams completions over HTTP and reports how each went: the client of the servers' benchmarks.
 
     python benchmarks/http_client.py HOST:PORT < plan.json > outcomes.json
 
@@ -21,25 +21,25 @@ CONNECTING_AT_ONCE = 64
 CHUNK, COUNT = b'"choices":[{', b'"completion_tokens":'
 END, ERROR = b"[DONE]", b'data: {"error"'
 TAIL_BYTES = 600
-"""As much as any event has that is looked for."""
+"""Most bytes of an event that is looked for."""
 
 
 @dataclasses.dataclass(slots=True)
 class Outcome:
-    """Of one stream."""
+    """Outcome of one stream."""
 
     tokens: int = 0
     ends: int = 0
     """Terminal events that came."""
     first_seconds: float | None = None
-    """Since all began."""
+    """Seconds to the first token, from the start of all."""
     total_seconds: float = 0.0
-    """Likewise."""
+    """Seconds to the end, from the start of all."""
     error: str = ""
 
 
 async def from_own_process(url: str, plan: Sequence[dict[str, Any]]) -> list[Outcome]:
-    """What a client in a process of its own saw."""
+    """Return the outcomes that a client in a process of its own saw."""
     client = await asyncio.create_subprocess_exec(
         *(sys.executable, __file__, url),
         stdin=asyncio.subprocess.PIPE,
@@ -52,7 +52,7 @@ async def from_own_process(url: str, plan: Sequence[dict[str, Any]]) -> list[Out
 
 
 def tokens_per_second(outcomes: Sequence[Outcome]) -> float:
-    """Tokens per second from the first request to the last end."""
+    """Return tokens per second from the first request to the last end."""
     seconds = max(outcome.total_seconds for outcome in outcomes)
     return sum(outcome.tokens for outcome in outcomes) / seconds
 
@@ -96,7 +96,7 @@ def written(host: str, request: dict[str, Any]) -> bytes:
 
 
 class Reading(asyncio.Protocol):
-    """One connection, which asks once it is there and ends with its answer."""
+    """One connection, which sends its request once connected and ends with its answer."""
 
     def __init__(self, host: str, request: dict[str, Any], began: float) -> None:
         self.outcome: Outcome = Outcome()
@@ -106,7 +106,7 @@ class Reading(asyncio.Protocol):
         self._began = began
         self._transport: Any = None
         self._tail = b""
-        """The last that came: an event may come in pieces."""
+        """Last bytes that came: an event may come in pieces."""
         self._has_head = False
         self._num_chunks = 0
 
@@ -163,7 +163,7 @@ class Reading(asyncio.Protocol):
 
 
 def running() -> Callable[[Any], Any]:
-    """What runs the event loop: uvloop where it is installed, as under `aioserve serve`."""
+    """Return the runner of the event loop: uvloop if it is installed, as under `aioserve serve`."""
     try:
         import uvloop
     except ImportError:

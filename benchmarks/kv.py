@@ -1,16 +1,16 @@
-"""KV memory on the host: microseconds for what the scheduler does in every step.
+"""Measures KV memory on the host: microseconds of the scheduler's work in every step.
 
     python benchmarks/kv.py [--trace mooncake_conversation.jsonl.gz] [--json results.json]
 
-Matching, inserting and evicting in the prefix tree, and a recorded trace replayed through tree and
-page pool, beside the same work done by a prefix tree in plain Python (`radix_baseline.py`). The two
-take turns in one process and must find the same pages. And `Scheduler.plan` of a step of many
-running sequences while many more wait.
+It measures matching, inserting and evicting in the prefix tree, and a recorded trace replayed
+through tree and page pool. A prefix tree in plain Python does the same work (`radix_baseline.py`).
+The two take turns in one process and must find the same pages. It also measures `Scheduler.plan` of
+a step of many running sequences while many more wait.
 
-Of each operation the median and the 99th percentile are printed, and how many times the median of
-the native tree the baseline's is. The trees hold many other prompts besides. Without a trace in
-Mooncake's format (`--trace`, or `../shared/traces` beside the repository) a made-up one of its
-shape is replayed.
+Of each operation it prints the median, the 99th percentile, and the ratio of the baseline's median
+to that of the native tree. The trees hold many other prompts besides. Without a trace in Mooncake's
+format (`--trace`, or `../shared/traces` beside the repository), a made-up one of its shape is
+replayed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MADE_UP_REQUESTS = 1000
 
 
 class NativeCache:
-    """`PrefixTree` over `PagePool`."""
+    """Cache of a `PrefixTree` over a `PagePool`."""
 
     def __init__(self, num_pages: int) -> None:
         self.pool = PagePool(num_pages, PAGE_SIZE)
@@ -62,7 +62,7 @@ class NativeCache:
         return self.pool.num_free
 
     def match(self, ids: Ids) -> tuple[Any, Ids]:
-        """What locks the cached prefix, and its pages."""
+        """Return the lock of the cached prefix, and its pages."""
         match = self.tree.match(b"", ids, partial=False)
         self.pool.retain(match.page_ids)
         return match.receipt, match.page_ids
@@ -72,7 +72,7 @@ class NativeCache:
         return lock
 
     def release(self, lock: Any, published: Ids, own: Ids) -> None:
-        """A request ends: the tree keeps its published pages, and those of its own are free."""
+        """End a request: the tree keeps its published pages, and its own pages are freed."""
         self.tree.release(lock)
         self.pool.release(published, NO_STEP)
         self.pool.release(own, NO_STEP)
@@ -82,7 +82,7 @@ class NativeCache:
 
 
 class PythonCache:
-    """The baseline."""
+    """Cache of the baseline."""
 
     def __init__(self, num_pages: int) -> None:
         self.tree = RadixTree(num_pages, PAGE_SIZE)
@@ -130,8 +130,10 @@ def microseconds(call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]
 
 
 def cache_prompt(cache: Cache, ids: Ids, chunk_tokens: int) -> float:
-    """Put a prompt of whole pages, of which the first may be there already, into the tree, chunk by
-    chunk; the microseconds that `insert` took in all."""
+    """Put a prompt of whole pages into the tree, chunk by chunk.
+
+    Its first pages may be there already. Returns the microseconds that `insert` took in all.
+    """
     lock, found = cache.match(ids)
     ids = ids[len(found) * PAGE_SIZE :]
     pages = cache.acquire(len(ids) // PAGE_SIZE)
@@ -151,7 +153,7 @@ def random_prompts(random: np.random.Generator, count: int, tokens: int) -> Iter
 
 
 def filled_caches(num_pages: int) -> tuple[NativeCache, PythonCache]:
-    """Caches of `num_pages` pages and as many again, which hold other prompts."""
+    """Return caches of `num_pages` pages and as many again, which hold other prompts."""
     caches = NativeCache(2 * num_pages), PythonCache(2 * num_pages)
     random = np.random.default_rng(0)
     tokens = 128 * PAGE_SIZE
@@ -181,7 +183,7 @@ def measure_match(report: Report, tokens: int, repeats: int) -> None:
 
 
 def other_at(ids: Ids, page: int) -> Ids:
-    """A prompt of `page` + 1 pages that begins like `ids` and differs in the last."""
+    """Return a prompt of `page` + 1 pages that begins like `ids` and differs in the last."""
     other = ids[: (page + 1) * PAGE_SIZE].copy()
     other[-PAGE_SIZE:] += 1
     return other
@@ -199,7 +201,9 @@ def measure_insert(report: Report, tokens: int, repeats: int) -> None:
 
 
 def measure_evict(report: Report, num_pages: int, repeats: int) -> None:
-    """From leaves of 128 pages each, and from as many leaves as pages, below a common prompt."""
+    """Evict from leaves of 128 pages each, and from as many leaves as pages, below a common
+    prompt.
+    """
     random = np.random.default_rng(3)
     total = num_pages * repeats
     tokens = 128 * PAGE_SIZE
@@ -224,8 +228,11 @@ def measure_evict(report: Report, num_pages: int, repeats: int) -> None:
 
 
 class Replay:
-    """Requests of a trace through one cache: each finds its prefix, takes pages for the rest and
-    for its answer, publishes its prompt, and ends when `num_live` others have come after it."""
+    """Replays requests of a trace through one cache.
+
+    Each finds its prefix, takes pages for the rest and for its answer, publishes its prompt, and
+    ends when `num_live` others have come after it.
+    """
 
     def __init__(self, cache: Cache, num_live: int) -> None:
         self.cache = cache
@@ -241,7 +248,7 @@ class Replay:
         return result
 
     def take(self, ids: Ids, output_tokens: int) -> int:
-        """Serve the next request; how many pages it found."""
+        """Serve the next request; return the number of pages that it found."""
         cache = self.cache
         whole = len(ids) // PAGE_SIZE
         lock, found = self._timed("match", cache.match, ids)
@@ -269,7 +276,7 @@ class Replay:
 def measure_replay(
     report: Report, requests: list[TraceRequest], pool_tokens: int, num_live: int
 ) -> dict[str, Any]:
-    """Requests that the pool can't hold alone are left out."""
+    """Replay the requests. Those that the pool can't hold alone are left out."""
     num_pages = pages_for(pool_tokens, PAGE_SIZE)
     requests = [r for r in requests if r.prompt_tokens + r.output_tokens <= pool_tokens]
     native, python = (
@@ -302,7 +309,7 @@ def measure_replay(
 
 
 def made_up_trace(count: int) -> list[TraceRequest]:
-    """Chats in turns: a request continues an earlier one, less its last block, or begins anew."""
+    """Return chats in turns: a request continues an earlier one, less its last block, or is new."""
     random = np.random.default_rng(4)
     requests: list[TraceRequest] = []
     next_id = 0
@@ -322,7 +329,7 @@ def made_up_trace(count: int) -> list[TraceRequest]:
 
 
 def measure_plan(report: Report, num_running: int, num_waiting: int, repeats: int) -> None:
-    """Steps that decode, while those who wait have no seat, or seats and no room."""
+    """Measure steps that decode while others wait without a seat, or with seats and no room."""
     for name, seats in ("", num_running), (", seats but no room", 2 * num_running):
         scheduler = decoding_scheduler(num_running, seats, repeats)
         step = scheduler.plan(0.0)
@@ -343,7 +350,7 @@ def measure_plan(report: Report, num_running: int, num_waiting: int, repeats: in
 
 
 def decoding_scheduler(num_running: int, seats: int, num_steps: int) -> Scheduler:
-    """One with sequences that have computed prompts of up to 32 pages and go on for `num_steps`."""
+    """Return a scheduler whose sequences have prompts of up to 32 pages and `num_steps` to go."""
     random = np.random.default_rng(6)
     lengths = random.integers(1, 32 * PAGE_SIZE, num_running).tolist()
     budget = max(2048, 2 * num_running)

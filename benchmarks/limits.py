@@ -1,13 +1,13 @@
-"""What this machine allows, and how much of it an engine reaches.
+"""Measures the limits of this machine, and how much of them an engine reaches.
 
-Two limits are measured: how fast all threads together read memory that no cache holds, and how
-many multiplications and additions a second the best large matrix product makes, of this package's
-kernels and torch's. A step can't take less time than its bytes and its operations do; `limit` is
-the sum of that over the steps that the engine ran (`aioserve.simulation.cost.RooflineCost` has the
-equation), and `share` is limit / seconds. `prompts` lasts until the last step that has a prompt in
-it, `answers` from there on.
+Two limits are measured. One is how fast all threads together read memory that no cache holds. The
+other is how many multiplications and additions a second the best large matrix product makes, of
+this package's kernels and torch's. A step can't take less time than its bytes and its operations
+do. The column `limit` is the sum of that over the steps that the engine ran, and `share` is limit /
+seconds. The equation is in `aioserve.simulation.cost.RooflineCost`. The phase `prompts` lasts until
+the last step that has a prompt in it, `answers` from there on.
 
-The step program counts what each kind of op takes, which shows where the time goes, in percent:
+The step program measures each kind of op. This shows where the time goes, in percent:
 
     linear      the linear layers, with norms and activations that are fused into them
     attention   with rotary and KV write
@@ -68,7 +68,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Phase:
-    """Part of a run: what it took, and what its steps can't take less than."""
+    """Part of a run: its time, and the least time of its steps."""
 
     name: str
     seconds: float
@@ -84,11 +84,11 @@ class Phase:
         return self.tokens / self.seconds
 
 
-# -- an engine whose steps are noted
+# -- an engine whose steps are recorded
 
 
 class NotedModel:
-    """Loads a model for an engine, and notes every step and the time of its ops."""
+    """Loads a model for an engine, and records every step and the time of its ops."""
 
     def __init__(self, model: str, dtype: str) -> None:
         self.steps: list[TimedStep] = []
@@ -116,12 +116,12 @@ class NotedModel:
         return self._program
 
     def begin(self) -> None:
-        """Note and count from here on."""
+        """Record and count from here on."""
         self.steps.clear()
         self.program.measure(True)
 
     def op_seconds(self, began: float, ended: float) -> dict[str, float]:
-        """What went on between these times since `begin`: the keys are `SHARES`."""
+        """Return the seconds between these times since `begin`, by the keys `SHARES`."""
         ops = {name: spent / 1e9 for name, spent in self.program.nanoseconds.items()}
         in_steps = sum(step.seconds for step in self.steps)
         ops["step"] = in_steps - sum(ops.values())
@@ -133,7 +133,7 @@ class NotedModel:
 
 
 async def run(engine: Engine, workload: Workload, seed: int) -> tuple[float, float]:
-    """When it began, and when all answers had ended."""
+    """Return the time at which it began, and that when all answers had ended."""
     params = SamplingParams(max_tokens=workload.output_tokens, temperature=0.0, ignore_eos=True)
 
     async def answer(prompt: list[int]) -> None:
@@ -171,7 +171,7 @@ def phases_of(
 async def measure(
     model: str, dtype: str, workload: Workload, cost: RooflineCost, repeats: int
 ) -> tuple[list[Phase], dict[str, float]]:
-    """The phases of the quickest of `repeats` runs, and what its seconds were spent on."""
+    """Return the phases of the quickest of `repeats` runs, and how its seconds were spent."""
     source = NotedModel(model, dtype)
     best: tuple[list[Phase], dict[str, float]] = [], {}
     quickest = float("inf")
@@ -188,7 +188,7 @@ async def measure(
 
 
 async def warm(engine: Engine, workload: Workload) -> None:
-    """Pay for what is built once: the thread pool, the kernels' choice, pages of memory."""
+    """Do all work that is done once: the thread pool, the kernels' choice, pages of memory."""
     await run(engine, Workload("warm", workload.requests, workload.prompt_tokens, 2), 0)
 
 

@@ -1,12 +1,13 @@
-"""Packed linear layers against `torch.nn.functional.linear` and against oneDNN's packed layout; or,
-with `--integers`, weights of integers against the packed weight of floats; or, with `--codes`,
-weights of few bits that become floats on the way.
+"""Compares packed linear layers with `torch.nn.functional.linear` and oneDNN's packed layout.
 
-The contestants take turns within one process, and the best of many turns counts, since whatever
-else the machine does only ever makes a turn slower. Before each turn there is a pause, because
-torch's OpenMP threads go on spinning for some milliseconds and would steal the other's cores, and
-one call that isn't counted. `--streamed` gives each contestant as many copies of the weight as
-exceed the caches and walks through them, as a decode step walks through its layers.
+With `--integers` it compares weights of integers with the packed weight of floats. With `--codes`
+it compares weights of few bits that become floats on the way.
+
+The contestants take turns within one process. The best of many turns counts, since other work of
+the machine only ever makes a turn slower. Before each turn there is a pause and one call that isn't
+counted. Without the pause, torch's OpenMP threads would spin for some milliseconds more and steal
+the other's cores. With `--streamed` each contestant has as many copies of the weight as exceed the
+caches. It walks through them, as a decode step walks through its layers.
 
     K, N, T    inputs, outputs, rows           GB/s     weight bytes / seconds of `native`
     us         microseconds of one call        GFLOP/s  2 * T * K * N / seconds of `native`
@@ -150,7 +151,7 @@ def random_integers(
 
 
 def race(layers: dict[str, list[Layer]], x: Tensor, seconds: float) -> dict[str, float]:
-    """The best seconds per call of each contestant."""
+    """Return the best seconds per call of each contestant."""
     best = dict.fromkeys(layers, float("inf"))
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or float("inf") in best.values():

@@ -1,10 +1,10 @@
-"""How many chunks a second `aioserve bench serve` can read: what it can measure without being late.
+"""Measures how many chunks a second `aioserve bench serve` can read without being late.
 
     python benchmarks/load_generator.py
 
 A server in a process of its own, which computes nothing, streams completions of one token a chunk
-to so many requests at once. What counts is the processor time that the load generator takes of
-each chunk: a machine that is busy otherwise makes it wait, and takes none of that.
+to so many requests at once. Only the processor time of the load generator for each chunk counts:
+other work of the machine makes it wait, but takes none of that.
 """
 
 from __future__ import annotations

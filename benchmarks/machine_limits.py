@@ -1,9 +1,9 @@
-"""What this machine allows, measured: how fast it reads memory and multiplies matrices.
+"""Measures the limits of this machine: how fast it reads memory and multiplies matrices.
 
 On a CPU all threads of the pool read memory that no cache holds, and this package's kernels and
 torch's take turns with large products. On a GPU torch copies and sums up arrays many times as large
 as its cache, and multiplies matrices, by the device's own clock. The best counts each time: a limit
-is what the machine can do, and whatever else goes on only makes it slower.
+is what the machine can do, and other work only makes it slower.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ GPU_REPEATS = 20
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one dtype on this machine."""
+    """Limits of one dtype on this machine."""
 
     bytes_per_second: float
     flops_per_second: float
     fastest_product: str
-    """Whose it is."""
+    """Name of the kernel and sizes of the product."""
     fastest_read: str = "sum of all threads"
     memory_bytes: int = 0
-    """0: all that the machine has."""
+    """Memory of the device; 0: all that the machine has."""
 
     def hardware(self) -> Hardware:
-        """As a roofline wants it: what was measured, and nothing else."""
+        """Return the measured limits as hardware for a roofline, and nothing else."""
         return Hardware(
             "this machine",
             self.flops_per_second,
@@ -64,7 +64,7 @@ class Limits:
 
 
 def cost_of(model: str, dtype: torch.dtype, limits: Limits) -> RooflineCost:
-    """Of a step of the model in this directory, at the limits."""
+    """Return the cost of steps of the model in this directory, at the limits."""
     shape = ModelShape.of(model_files(model).config())
     shape = msgspec.structs.replace(
         shape, bytes_per_value=dtype.itemsize, kv_format=format_of_floats(dtype)
@@ -78,7 +78,10 @@ def cost_of(model: str, dtype: torch.dtype, limits: Limits) -> RooflineCost:
 def measure_limits(
     dtype: torch.dtype, seconds: float = PRODUCT_SECONDS, read_mib: int = READ_MIB
 ) -> Limits:
-    """What the threads of the pool reach together. `seconds` are spent on each product."""
+    """Measure the rates of all threads of the pool together.
+
+    Each product takes `seconds`.
+    """
     passes = _native.read_seconds(read_mib << 20, READ_PASSES)
     rates = {
         f"{name}, {rows} x {inputs} x {outputs}": rate
@@ -92,8 +95,10 @@ def measure_limits(
 def product_rates(
     dtype: torch.dtype, rows: int, inputs: int, outputs: int, seconds: float
 ) -> dict[str, float]:
-    """Operations a second of [rows, inputs] times [inputs, outputs], by whose kernel it is. They
-    take turns, and the best turn counts."""
+    """Return operations a second of [rows, inputs] times [inputs, outputs], by kernel.
+
+    The kernels take turns, and the best turn counts.
+    """
     weight, x = torch.randn(outputs, inputs).to(dtype), torch.randn(rows, inputs).to(dtype)
     layers = {
         "native": backend_named("native").linear(weight),
@@ -116,7 +121,10 @@ def product_rates(
 def measure_gpu_limits(
     dtype: torch.dtype, device: torch.device, read_mib: int = GPU_READ_MIB
 ) -> Limits:
-    """What torch's kernels reach on a CUDA device. Takes twice `read_mib` of its memory."""
+    """Measure the rates of torch's kernels on a CUDA device.
+
+    It takes twice `read_mib` of the device's memory.
+    """
     return gpu_limits(
         dtype,
         device,
@@ -136,7 +144,7 @@ def gpu_limits(
     products: tuple[tuple[int, int, int], ...],
     memory_bytes: int,
 ) -> Limits:
-    """`best_seconds` says what a piece of work takes on the device."""
+    """Measure limits, where `best_seconds` returns the time of a piece of work on the device."""
     reads = read_rates(device, best_seconds, read_mib << 20)
     rates = {}
     for rows, inputs, outputs in products:
@@ -152,7 +160,7 @@ def gpu_limits(
 def read_rates(
     device: torch.device, best_seconds: Callable[[Callable[[], object]], float], num_bytes: int
 ) -> dict[str, float]:
-    """Bytes a second, by what moves them."""
+    """Return bytes a second, by operation."""
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     return {
@@ -163,7 +171,7 @@ def read_rates(
 
 
 def best_gpu_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Of `GPU_REPEATS` times, behind some to warm up."""
+    """Return the best of `GPU_REPEATS` times, after some to warm up."""
     with torch.cuda.device(device):
         for _ in range(3):
             work()

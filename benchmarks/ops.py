@@ -1,11 +1,11 @@
-"""Native ops against torch: microseconds per call, and how many times faster.
+"""Compares native ops with torch: microseconds per call, and how many times faster.
 
     python benchmarks/ops.py [--threads 2] [--repeats 30]
 
 Attention is compared with `scaled_dot_product_attention` over keys already gathered into dense
-tensors (which an engine with pages would have to do first); the other ops with
-the reference backend. Each number is the minimum of the repeats, taken in turns so that a busy
-machine troubles both sides alike.
+tensors (which an engine with pages would have to do first). The other ops are compared with the
+reference backend. Each number is the minimum of the repeats, taken in turns so that a busy machine
+affects both sides alike.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def best_microseconds(repeats: int, *calls: Callable[[], object]) -> list[float]
 
 
 def batch_of(sequences: int, tokens: int, context: int) -> HostBatch:
-    """Equal sequences whose pages are scattered over the cache."""
+    """Return equal sequences whose pages are scattered over the cache."""
     pages = -(-context // PAGE_SIZE)
     table = np.random.default_rng(0).permutation(sequences * pages).reshape(sequences, pages)
     counts, contexts = np.full(sequences, tokens), np.full(sequences, context)
@@ -126,7 +126,7 @@ def small_ops(dtype: torch.dtype, tokens: int, repeats: int) -> None:
 
 
 def page_copies(dtype: torch.dtype, repeats: int) -> None:
-    """Pages of 8 layers from one cache to another, as sequences are swapped."""
+    """Copy pages of 8 layers from one cache to another, as sequences are swapped."""
     for num_pages, page_size in ((32, 16), (512, 16), (8192, 1)):
         caches = [cache_for(NATIVE, 8, num_pages, page_size, 4, 64, dtype) for _ in range(2)]
         sources, targets = torch.randperm(num_pages), torch.randperm(num_pages)

@@ -1,4 +1,4 @@
-"""What it costs on the host to plan steps under each policy, against one that overrides nothing.
+"""Measures the host's cost to plan steps under each policy, against one that overrides nothing.
 
     python benchmarks/planning.py [--running 256] [--waiting 2000] [--deep 20000] [--json FILE]
 
@@ -14,10 +14,10 @@ in eight situations:
     alike     the same, where all prompts begin alike
     short     the same with fewer pages than those that run need: some are preempted
 
-The policies are those that are installed, and for each method of `SchedulingPolicy` one that has
-the default's as its own. They take turns: `--rounds` times `--steps` steps of each. Of the first
-row the medians are printed, in microseconds of processor time a step; of each other one how many
-times that it takes: the median over the rounds, each by the median of its steps.
+The policies are the installed ones. For each method of `SchedulingPolicy` there is one more, whose
+own method does the same as the default. They take turns: `--rounds` times `--steps` steps of each.
+For the first row the medians are printed, in microseconds of processor time a step. For the others
+it is the ratio to the first: the median over the rounds of the ratios of medians.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class Sizes(msgspec.Struct, frozen=True):
     running: int
     waiting: int
     deep: int
-    """As many wait where the queue is deep."""
+    """Number of requests that wait in the situation deep."""
     rounds: int
     steps: int
-    """Of each policy in each round."""
+    """Steps of each policy in each round."""
 
 
 class Load:
-    """A scheduler and its requests, step by step."""
+    """Scheduler and its requests, step by step."""
 
     def __init__(
         self,
@@ -93,9 +93,9 @@ class Load:
             output_reserve_tokens=reserve_tokens,
         )
         self.come_back = False
-        """Callers send their next request when one has ended."""
+        """True if callers send their next request when one has ended."""
         self._callers: dict[int, int] = {}
-        """By sequence id."""
+        """Callers by sequence id."""
         self._random = np.random.default_rng(0)
         self._beginning = self._random.integers(0, 2**15, tokens_alike, np.int32)
         self._flying: StepPlan | None = None
@@ -131,7 +131,7 @@ class Load:
         self._callers[sequence_id] = caller
 
     def step(self) -> tuple[float, float]:
-        """Plan a step and commit the one before it; the microseconds of both."""
+        """Plan a step and commit the one before it; return the microseconds of both."""
         self._now += STEP_SECONDS
         plan, plan_us = timed(lambda: self.scheduler.plan(self._now))
         flying, self._flying = self._flying, plan
@@ -161,7 +161,7 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
 
 
 def outcome_of(plan: StepPlan) -> StepOutcome:
-    """A token for each row; draft tokens are made and are wrong."""
+    """Return an outcome with a token for each row; draft tokens are made and are wrong."""
     tokens = [item.start for item in plan.items for _ in item.rows]
     drafted = {
         index: item.count - 1
@@ -206,8 +206,11 @@ def decodes(
     reserves: bool = False,
     drafts: int = 0,
 ) -> Load:
-    """Answers and prompts that go on for longer than anybody looks. Where the engine reserves
-    pages for answers, it does so for all of them, so that there are none for others."""
+    """Return a load of answers and prompts that last longer than the measurement.
+
+    If the engine reserves pages for answers, it does so for all of them, so that none are left for
+    others.
+    """
     num_steps = sizes.rounds * sizes.steps + WARM_STEPS + 1
     answer, prompt = num_steps + sizes.running * PROMPT_TOKENS, num_steps * sizes.running
     needed = sizes.running * pages_for(PROMPT_TOKENS + answer, PAGE_SIZE)
@@ -244,8 +247,10 @@ def short(policy: SchedulingPolicy, sizes: Sizes) -> Load:
 def comings_and_goings(
     policy: SchedulingPolicy, sizes: Sizes, *, share: float, tokens_alike: int = 0
 ) -> Load:
-    """Callers who come back. There is `share` of the pages that all need
-    that run, were they at the end of their answers."""
+    """Return a load of callers who come back.
+
+    There is `share` of the pages that all running requests need at the end of their answers.
+    """
     each = pages_for(PROMPT_TOKENS + ANSWER_TOKENS, PAGE_SIZE)
     load = Load(
         policy,
@@ -283,7 +288,7 @@ class PinsAll(SchedulingPolicy):
 
 
 def answering(method: str) -> SchedulingPolicy:
-    """What overrides one method, with what it does anyway."""
+    """Return a policy that overrides one method, with the default's behaviour."""
     default = getattr(SchedulingPolicy, method)
 
     def own(self: SchedulingPolicy, *arguments: Any) -> Any:
@@ -311,7 +316,7 @@ def policies_to_try(named: list[str] | None) -> dict[str, Callable[[], Schedulin
 def measure(
     situation: str, policies: dict[str, Callable[[], SchedulingPolicy]], sizes: Sizes
 ) -> dict[str, list[tuple[float, float]]]:
-    """By policy and round, the medians of what `plan` and `commit` take, in microseconds."""
+    """Return by policy and round the medians of `plan` and `commit`, in microseconds."""
     loads = {name: SITUATIONS[situation](make(), sizes) for name, make in policies.items()}
     medians: dict[str, list[tuple[float, float]]] = {name: [] for name in policies}
     gc.collect()
@@ -330,7 +335,7 @@ def measure(
 
 
 def compared(medians: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
-    """A row for each policy."""
+    """Return a row for each policy."""
     rows: list[dict[str, Any]] = []
     baseline = medians[BASELINE]
     for name, rounds in medians.items():

@@ -1,9 +1,9 @@
-"""What each bundled policy makes of a recorded trace: the figures of docs/explanation/policies.md.
+"""Measures each bundled policy on a recorded trace: the figures of docs/explanation/policies.md.
 
-Each study runs one policy and those that it is compared with in the simulator, on the trace and at
-the load that its policy is for, prints what it measured and, with `--figures`, draws it. The traces
-are public (docs/how-to/simulate-a-policy.md says where they come from); `--traces` is the directory
-that holds them. The simulator is deterministic: the same traces give the same figures.
+Each study simulates one policy and those that it is compared with, on the trace and at the load
+that its policy is for. It prints the results and, with `--figures`, draws them. The traces are
+public (see docs/how-to/simulate-a-policy.md for their sources); `--traces` is their directory. The
+simulator is deterministic: the same traces give the same figures.
 
     python benchmarks/policies.py --traces DIR
     python benchmarks/policies.py --traces DIR --figures docs/explanation/figures fair_share
@@ -55,7 +55,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure."""
+    """Runs of one figure."""
 
     trace: str
     policies: tuple[str, ...]
@@ -66,7 +66,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int | None = None
     """KV pages of 16 tokens; None is as many as fit beside the model."""
     targets: dict[str, float] = msgspec.field(default_factory=dict)
-    """By the names that a `TraceRequest` has for them."""
+    """Targets by the names that a `TraceRequest` has for them."""
 
 
 def main() -> None:
@@ -160,7 +160,7 @@ def draw(study: Study, runs: list[Run], path: Path) -> None:
 
 
 def draw_waits_over_time(figure: Any, study: Study, runs: list[Run]) -> None:
-    """How the wait follows the load."""
+    """Draw how the wait follows the load."""
     (found,) = runs
     records = found.result.requests
     arrival = np.array([record.request.arrival_seconds for record in records]) / 60
@@ -182,7 +182,7 @@ def draw_waits_over_time(figure: Any, study: Study, runs: list[Run]) -> None:
 
 
 def draw_waits_by_length(figure: Any, study: Study, runs: list[Run]) -> None:
-    """Who gains and who pays, by the length of the prompt."""
+    """Draw who gains and who pays, by the length of the prompt."""
     lengths = np.array([record.request.prompt_tokens for record in runs[0].result.requests])
     edges = (0, 256, 512, 1024, 2048, int(lengths.max()))
     labels = [*(f"≤ {edge:,}" for edge in edges[1:-1]), "more"]
@@ -203,7 +203,7 @@ def draw_waits_by_length(figure: Any, study: Study, runs: list[Run]) -> None:
 
 
 def draw_distribution(figure: Any, study: Study, runs: list[Run]) -> None:
-    """The whole distribution of waits, and what was found in the cache."""
+    """Draw the whole distribution of waits, and the share found in the cache."""
     waits, found_share = figure.subplots(1, 2, width_ratios=(3, 1))
     for found in runs:
         ttft = np.sort([seconds_to_first_token(record) for record in found.result.requests])
@@ -224,7 +224,7 @@ def draw_distribution(figure: Any, study: Study, runs: list[Run]) -> None:
 
 
 def draw_tenants(figure: Any, study: Study, runs: list[Run]) -> None:
-    """What each tenant waits, by how much it asks for."""
+    """Draw the waits of each tenant, by its demand."""
     demand: dict[str, int] = {}
     for record in runs[0].result.requests:
         tokens = record.request.prompt_tokens + record.request.output_tokens
@@ -257,7 +257,7 @@ def draw_tenants(figure: Any, study: Study, runs: list[Run]) -> None:
 
 
 def draw_goodput(figure: Any, study: Study, runs: list[Run]) -> None:
-    """Requests that met their targets, at each load."""
+    """Draw the share of requests that met their targets, at each load."""
     axes = figure.subplots()
     for policy in study.policies:
         own = [found for found in runs if found.policy == policy]
@@ -276,7 +276,7 @@ def draw_goodput(figure: Any, study: Study, runs: list[Run]) -> None:
 
 
 def seconds_to_first_token(record: Any) -> float:
-    """Of a request that was refused, or too long, there is none."""
+    """Return the seconds to the first token; NaN for a request that was refused, or too long."""
     if record.first_token_seconds is None:
         return float("nan")
     return record.first_token_seconds - record.request.arrival_seconds

@@ -1,11 +1,13 @@
-"""Which options the bundled policies should have: the tables of docs/explanation/policies.md.
+"""Compares options of the bundled policies: the tables of docs/explanation/policies.md.
 
-Each sweep runs one policy with several options on the first half of a public trace, and all of them
-again on the second half, which no option was chosen by; of sessions, on every other one and on
-those between. The queue is deep: all requests come at once, or as fast as the sweep says.
-`longest-match` stands for the order that finds the most in the prefix cache and starves those it
-finds nothing for; it is no policy of aioserve. The simulator is deterministic: the same traces give
-the same figures.
+Each sweep runs one policy with several options on the first half of a public trace. All of them run
+again on the second half, which no option was chosen by. Sessions are split by turns instead: every
+other one is in the first half. The queue is deep: all requests come at once, or as fast as the
+sweep says.
+
+`longest-match` is the order that finds most in the prefix cache and starves requests for which it
+finds nothing; it is no policy of aioserve. The simulator is deterministic: the same traces give the
+same figures.
 
     python benchmarks/policy_options.py --traces DIR
     python benchmarks/policy_options.py --traces DIR cache_aware
@@ -50,25 +52,25 @@ class LongestMatch(SchedulingPolicy):
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """One table for each half of the trace."""
+    """Runs of one table for each half of the trace."""
 
     trace: str
-    """A file in `--traces`, or a made-up workload, whose halves are two seeds."""
+    """File in `--traces`, or a made-up workload, whose halves are two seeds."""
     policies: tuple[str, ...]
     columns: tuple[str, ...]
     """Names of `COLUMNS`."""
     rate: float | None = AT_ONCE
-    """None is as recorded."""
+    """Requests a second; None is as recorded."""
     closed_loop: bool = False
     num_devices: int = 1
     num_pages: int | None = None
     """KV pages of 16 tokens; None is as many as fit beside the model."""
     num_requests: int | None = None
-    """The first of each half; None is all."""
+    """Number of requests of each half, from its start; None is all."""
     targets: dict[str, float] = msgspec.field(default_factory=dict)
-    """By the names that a `TraceRequest` has for them."""
+    """Targets by the names that a `TraceRequest` has for them."""
     urgent: str | None = None
-    """The tenant whose requests have priority -1, where those of the others have 0."""
+    """Tenant whose requests have priority -1; those of the others have 0."""
 
 
 def main() -> None:
@@ -99,7 +101,7 @@ def halves(sweep: Sweep, traces: Path) -> dict[str, list[TraceRequest]]:
 
 
 def halves_of(trace: list[TraceRequest]) -> tuple[list[TraceRequest], list[TraceRequest]]:
-    """By arrival; of sessions, every other one, as each has a clock of its own."""
+    """Return halves by arrival, or every other session, as each has a clock of its own."""
     sessions = list(dict.fromkeys(request.session for request in trace))
     if len(sessions) > 1:
         even = set(sessions[::2])

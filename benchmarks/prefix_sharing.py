@@ -1,13 +1,13 @@
-"""How long requests that begin alike take, with the prefix cache and without.
+"""Times requests that begin alike, with the prefix cache and without.
 
-All requests are submitted at once to an engine that has seen none of them, with the cache on and,
-in the same run and in turn, with the cache off. Seconds run from the first submission to the last
-id, and the best of `--repeats` counts, since whatever else the machine does only ever makes a run
+All requests are submitted at once to an engine that has seen none of them. In one run and in turn,
+this is done with the cache on and with the cache off. Seconds run from the first submission to the
+last id. The best of `--repeats` counts, since other work of the machine only ever makes a run
 slower. Prompts are random ids: a prefix that is common to all, and a tail of each one's own. The
 answers are greedy, past end-of-sequence ids, and must be the same in both.
 
-`pyhelp-size` is a model with random weights of the embedded model's shape and a longer context,
-`random:30m` and `random:0.6b` are those of `aioserve bench`.
+The model `pyhelp-size` has random weights, the embedded model's shape, and a longer context. The
+models `random:30m` and `random:0.6b` are those of `aioserve bench`.
 
     python benchmarks/prefix_sharing.py
     python benchmarks/prefix_sharing.py --models random:30m --dtype bfloat16 --output-tokens 1

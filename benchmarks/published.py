@@ -1,8 +1,8 @@
-"""What each published policy (examples/policies) is for, tried on a made-up workload: its claim,
-the figure that speaks for it, and that of what it is compared with.
+"""Tries the claim of each published policy (examples/policies) on a made-up workload.
 
-The simulator runs them, a Llama 3 8B on one H100, on workloads drawn from a seed: the same command
-prints the same table anywhere. The policies needn't be installed.
+For each it prints the claim, the figure that shows it, and the figure of the policy that it is
+compared with. The simulator runs them, a Llama 3 8B on one H100, on workloads drawn from a seed.
+The same command prints the same table anywhere. The policies needn't be installed.
 
     python benchmarks/published.py
     python benchmarks/published.py fastserve andes --seed 1
@@ -46,11 +46,11 @@ from published_policies import (
 
 POLICIES = (andes, fastserve, hrrn, orca, past_future, sarathi, sglang, srpt, vllm_v0, vtc)
 READING_SECONDS = 0.2
-"""For a token, of those who read answers in Andes' study."""
+"""Seconds that a reader takes for a token, in Andes' study."""
 
 
 class OneBatchAfterAnother(SchedulingPolicy):
-    """What Orca was compared with: who comes waits until the whole batch has ended."""
+    """Baseline of Orca's paper: a new request waits until the whole batch has ended."""
 
     def __init__(self) -> None:
         self._filling = -1
@@ -62,7 +62,7 @@ class OneBatchAfterAnother(SchedulingPolicy):
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of those that a study compares."""
+    """One of the policies that a study compares."""
 
     name: str
     make: Callable[[], SchedulingPolicy]
@@ -70,31 +70,31 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim of a paper, and what holds or refutes it here."""
+    """Claim of a paper, and the figures that support or refute it here."""
 
     policy: str
     hooks: str
-    """That the policy answers."""
+    """Hooks that the policy implements."""
     claim: str
     workload: str
     rate: float
     num_requests: int
     sides: tuple[Side, ...]
-    """The policy's own side first."""
+    """Sides in order, the policy's own first."""
     figures: Mapping[str, Callable[[Metrics], float]]
     holds: Callable[[Sequence[Sequence[float]]], bool]
-    """Asked about the figures of each side, in order."""
+    """Called with the figures of each side, in order; true if the claim holds."""
     options: Mapping[str, Any] = {}
     urgent: str | None = None
-    """The tenant whose requests have priority -1, where those of the others have 0."""
+    """Tenant whose requests have priority -1; those of the others have 0."""
     targets: dict[str, float] = msgspec.field(default_factory=dict)
-    """By the names that a `TraceRequest` has for them."""
+    """Targets by the names that a `TraceRequest` has for them."""
 
 
 class Finding(msgspec.Struct, frozen=True):
     study: Study
     figures: tuple[tuple[float, ...], ...]
-    """Of each side."""
+    """Figures of each side."""
 
     @property
     def holds(self) -> bool:
@@ -324,7 +324,7 @@ def _longest_waits(tenant: GroupMetrics) -> float:
 
 
 def found(study: Study, seed: int) -> Finding:
-    """Each side's figures on the study's workload."""
+    """Return each side's figures on the study's workload."""
     trace = synthetic_trace(study.workload, study.num_requests, rate=study.rate, seed=seed)
     trace = with_targets(trace, **study.targets)
     trace = [
@@ -347,7 +347,7 @@ def found(study: Study, seed: int) -> Finding:
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """In Markdown: a row for each side of each study."""
+    """Return a table in Markdown: a row for each side of each study."""
     lines = [
         "| policy | asked | claim | figures here | the claim |",
         "| --- | --- | --- | --- | --- |",

@@ -1,10 +1,10 @@
-"""A prefix tree in plain Python, as serving engines have them, to compare the native one with.
+"""Prefix tree in plain Python, as serving engines have them, to compare the native one with.
 
-A compressed radix tree over runs of whole pages: children in a dict by the tokens of their first
-page, runs compared by numpy, locks counted along the path, unlocked leaves evicted page by page
-from a heap, least recently used first. It finds and evicts what `aioserve.kv.PrefixTree` does with
-the strategy "lru" and without a host pool. It does not check its arguments, merge nodes that were
-split, or know the steps that write pages.
+It is a compressed radix tree over runs of whole pages. Children are in a dict by the tokens of
+their first page, numpy compares runs, and locks are counted along the path. Unlocked leaves are
+evicted page by page from a heap, least recently used first. It finds and evicts the same as
+`aioserve.kv.PrefixTree` with the strategy "lru" and without a host pool. It does not check its
+arguments, merge nodes that were split, or know the steps that write pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Ids = npt.NDArray[np.int32]
 
 
 class Node:
-    """A run of tokens and the pages that hold their KV. A lock on a node is one on all above."""
+    """Run of tokens and the pages that hold their KV. A lock on a node also locks all above it."""
 
     __slots__ = ("children", "last_used", "locks", "pages", "parent", "tokens")
 
@@ -33,7 +33,7 @@ class Node:
 
 
 class RadixTree:
-    """Owns `num_pages` pages: those that are free, and those in the tree."""
+    """Tree that owns `num_pages` pages: the free ones, and those in the tree."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
@@ -42,7 +42,7 @@ class RadixTree:
         self._root = Node(None, nothing, nothing, 0)
         self._now = 0
         self._leaves: list[tuple[int, int, Node]] = []
-        """Heap of unlocked leaves by last use. Entries that no longer hold are skipped."""
+        """Heap of unlocked leaves by last use. Outdated entries are skipped."""
         self._entry = count()
 
     def acquire(self, num_pages: int) -> Ids:
@@ -52,7 +52,9 @@ class RadixTree:
         return np.array(pages, np.int32)
 
     def match(self, tokens: Ids) -> tuple[Node, Ids]:
-        """The node at which the longest cached prefix ends, locked, and the prefix's pages."""
+        """Return the node at which the longest cached prefix ends, locked, and the prefix's
+        pages.
+        """
         self._now += 1
         node, pages = self._root, [self._root.pages]
         while child := node.children.get(tokens[: self.page_size].tobytes()):
@@ -65,8 +67,9 @@ class RadixTree:
         return node, np.concatenate(pages)
 
     def insert(self, node: Node, tokens: Ids, pages: Ids) -> Node:
-        """Extend the path that ends at the locked `node`, and return the new end, to which the
-        lock moves. Where the tree has a run already it keeps its own pages.
+        """Extend the path that ends at the locked `node`, and return the new end.
+
+        The lock moves there. If the tree has a run already it keeps its own pages.
         """
         self._now += 1
         start = node
@@ -90,7 +93,7 @@ class RadixTree:
         self._unlock(node)
 
     def evict(self, num_pages: int) -> int:
-        """Free up to `num_pages` pages of unlocked leaves; returns how many."""
+        """Free up to `num_pages` pages of unlocked leaves; return how many."""
         evicted = 0
         while evicted < num_pages and self._leaves:
             last_used, _, leaf = self._leaves[0]
@@ -111,14 +114,14 @@ class RadixTree:
         return evicted
 
     def _common_pages(self, node: Node, tokens: Ids) -> int:
-        """Pages that `node` and `tokens` have in common; at least one, the first."""
+        """Return the number of pages that `node` and `tokens` have in common; at least one."""
         length = min(len(node.tokens), len(tokens) // self.page_size * self.page_size)
         differs = node.tokens[:length] != tokens[:length]
         first = int(differs.argmax())
         return (first if differs[first] else length) // self.page_size
 
     def _split(self, node: Node, num_pages: int) -> Node:
-        """`node` keeps what follows its first pages; returns the new node above with these."""
+        """Split a node after its first pages; return the new node above, which gets these."""
         cut = num_pages * self.page_size
         upper = Node(node.parent, node.tokens[:cut], node.pages[:num_pages], node.last_used)
         upper.locks = node.locks

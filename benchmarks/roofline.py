@@ -1,6 +1,6 @@
-"""How far the roofline of the presets is from steps that others measured.
+"""Compares the roofline of the presets with steps that others measured.
 
-The steps are those of Llama 2 70B in the latency profile of splitwise-sim, the roofline is that of
+The steps are those of Llama 2 70B in the latency profile of splitwise-sim. The roofline is that of
 the preset llama-3-70b, which has the same layers and a larger vocabulary.
 
     python benchmarks/roofline.py perf_model.csv
@@ -17,7 +17,7 @@ from aioserve.simulation.roofline import RooflineCost
 from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, StepPlan, WorkItem
 
 CONTEXT_TOKENS = 512 + 64
-"""Of a decoding sequence, on average, in the profile: 512 tokens of prompt, 128 of answer."""
+"""Mean context of a decoding sequence in the profile: 512 tokens of prompt, 128 of answer."""
 STEPS = {
     "prefill of 512": [(0, 512)],
     "prefill of 2,048": [(0, 2048)],

@@ -1,4 +1,4 @@
-"""Draws of the native backend, and their share of a step.
+"""Times draws of the native backend, and their share of a step.
 
     python benchmarks/sampling.py [--rows 32] [--threads 2] [--repeats 7] [--model random:0.6b]
 
@@ -7,8 +7,8 @@
     of a step  that time / that of a greedy decode step of as many sequences, which the model
                computes in the same process; --model none leaves it out
 
-Flat logits are normal with a deviation of 1, as a random model has them: most of the vocabulary
-may be drawn. Peaked ones are as a trained model has them: a few tokens far above the others.
+Flat logits are normal with a deviation of 1, as a random model has them: most of the vocabulary may
+be drawn. Peaked ones are as a trained model has them: a few tokens far above the others.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def flat(rows: int, vocab: int) -> torch.Tensor:
 
 
 def peaked(rows: int, vocab: int) -> torch.Tensor:
-    """Logits that fall with the logarithm of the rank, so that probabilities follow a power law."""
+    """Return logits that fall with the logarithm of the rank: probabilities follow a power law."""
     generator = torch.Generator().manual_seed(0)
     ranks = torch.stack([torch.randperm(vocab, generator=generator) for _ in range(rows)]) + 1
     noise = torch.randn(rows, vocab, generator=generator)
@@ -89,7 +89,7 @@ def native_draw(logits: torch.Tensor, params: SamplingParams) -> Callable[[], ob
 
 
 def decode_step(model: str, count: int) -> tuple[Callable[[], object], int]:
-    """A greedy step of so many sequences, and the size of the vocabulary."""
+    """Return a greedy step of so many sequences, and the size of the vocabulary."""
     from aioserve.cli._models import model_or_random
     from aioserve.models.loader import load_model
 
@@ -118,7 +118,7 @@ def decode_step(model: str, count: int) -> tuple[Callable[[], object], int]:
 
 
 def median(repeats: int, call: Callable[[], object]) -> float:
-    """Seconds, behind one call that isn't counted."""
+    """Return the median in seconds, after one call that isn't counted."""
     call()
     taken: list[float] = []
     for _ in range(repeats):

@@ -1,12 +1,13 @@
-"""What the HTTP server costs, carries and keeps: the client is a process of its own.
+"""Measures cost, load and leaks of the HTTP server: the client is a process of its own.
 
     python benchmarks/server.py overhead    tokens/s over HTTP against the same work in process
     python benchmarks/server.py load        1,000 streams at once: errors, ends, loop lag
     python benchmarks/server.py soak        minutes of mixed traffic whose clients vanish: slopes
 
-`overhead` runs both sides in turn on one engine, for each `--stream-interval` with a server of its
-own; the median of the pairs counts. `load` and `soak` end with status 1 where a stream had no end
-or two, or where pages are left. `beside.py` compares with other servers.
+The command `overhead` runs both sides in turn on one engine, for each `--stream-interval` with a
+server of its own. The median of the pairs counts. The commands `load` and `soak` end with status 1
+if a stream had no end or two, or if pages are left. See `beside.py` for a comparison with other
+servers.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ async def soak(options: argparse.Namespace) -> int:
 
 @asynccontextmanager
 async def serving(model: str, **options: Any) -> AsyncIterator[tuple[Engine, str]]:
-    """An engine in this process and the URL of its server, on the same event loop."""
+    """Yield an engine in this process and the URL of its server, on the same event loop."""
     async with engine_of(model, **options) as engine, url_of(engine) as url:
         yield engine, url
 
@@ -169,7 +170,7 @@ def engine_of(model: str, **options: Any) -> Engine:
 
 @asynccontextmanager
 async def url_of(engine: Engine, interval: int = 1) -> AsyncIterator[str]:
-    """Of a server with that `stream_interval`."""
+    """Yield the URL of a server with that `stream_interval`."""
     import uvicorn
 
     from aioserve.server import ServerSettings, create_app
@@ -194,7 +195,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def whole_plan(engine: Engine, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Requests that are sent at once and read to their end."""
+    """Return requests that are sent at once and read to their end."""
     vocabulary = engine.limits.vocab_size
     return [
         {
@@ -207,7 +208,7 @@ def whole_plan(engine: Engine, options: argparse.Namespace) -> list[dict[str, An
 
 
 def mixed_plan(draw: random.Random, streams: int) -> list[dict[str, Any]]:
-    """Short and long ones, of which a third vanish somewhere."""
+    """Return short and long requests, of which a third vanish somewhere."""
     plan: list[dict[str, Any]] = []
     for _ in range(4 * streams):
         output = draw.choice((1, 8, 32, 128))
@@ -223,7 +224,7 @@ def mixed_plan(draw: random.Random, streams: int) -> list[dict[str, Any]]:
 
 
 async def in_process(engine: Engine, plan: Sequence[dict[str, Any]]) -> float:
-    """Tokens per second of the same streams, read where the engine is."""
+    """Return tokens per second of the same streams, read in the engine's process."""
     from aioserve import SamplingParams
 
     async def read(request: dict[str, Any]) -> int:
@@ -239,7 +240,7 @@ async def in_process(engine: Engine, plan: Sequence[dict[str, Any]]) -> float:
 
 
 async def watch_lag(late: list[float]) -> None:
-    """How late the event loop is, in seconds, every 5 ms."""
+    """Record how late the event loop is, in seconds, every 5 ms."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + 0.005

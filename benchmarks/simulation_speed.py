@@ -1,8 +1,9 @@
-"""How fast the simulator is: requests of a recorded trace a second, and how many times faster than
-when it takes each step by itself.
+"""Measures the simulator's speed: requests of a recorded trace a second, and the gain over single
+steps.
 
-The trace is repeated until there are as many requests as asked for; its model is llama-3-8b on one
-H100. Both ways run in turn, and must give the same results to the last digit.
+The gain is the ratio to the speed when the simulator takes each step by itself. The trace is
+repeated until there are as many requests as asked for; its model is llama-3-8b on one H100. Both
+ways run in turn, and must give the same results to the last digit.
 
     python benchmarks/simulation_speed.py DIR/azure2023_code.csv.gz DIR/servegen_deepseek_r1.csv.gz
     python benchmarks/simulation_speed.py --requests 100000 --fast-only DIR/azure2023_code.csv.gz

@@ -1,11 +1,11 @@
-"""What drafters bring: how often their guesses are right, and what that does to speed.
+"""Measures the gain from drafters: how often draft tokens are right, and the effect on speed.
 
-Sessions of four workloads (`speculation_workloads.py` says which) go through an engine without
-speculation and one with each drafter, in one run and in turn, by so many callers at once. The
-engines have the same model and options; each run has a namespace of its own, so that none finds in
-a cache or among recent answers what the one before it said.
+Sessions of four workloads (see `speculation_workloads.py`) go through an engine without speculation
+and one with each drafter. They run in turn, by so many callers at once. The engines have the same
+model and options. Each run has a namespace of its own, so it finds nothing of the run before it in
+a cache or among recent answers.
 
-    drafted, accepted   guesses that steps verified, and the share of these that was right
+    drafted, accepted   draft tokens that steps verified, and the share of these that was right
     tokens/step         tokens of completions for each step that a sequence was in
     tokens/s            of the best of `--repeats` runs
     ratio               to the same without speculation: of the best, and the median of two runs
@@ -16,9 +16,10 @@ a cache or among recent answers what the one before it said.
 
 `--acceptances match rejection` has an engine with each drafter for either rule.
 
-A second table is about steps that verify: by how many guesses, the expected tokens (1 - a^(k+1)) /
-(1 - a) of a drafter that is right in a share a of its first guesses, each guess alike (Leviathan et
-al., arXiv 2211.17192, section 3.1), beside what the guesses of the runs came to. `--json` has both.
+A second table is about steps that verify, by the number of draft tokens. It has the expected tokens
+(1 - a^(k+1)) / (1 - a), where a is the share of right first draft tokens. All tokens are taken to
+be alike (Leviathan et al., arXiv 2211.17192, section 3.1). Beside them it has the tokens of the
+runs. `--json` has both.
 
     python benchmarks/speculation.py
     python benchmarks/speculation.py --model DIR --drafters suffix --streams 1 8 --workloads edits
@@ -58,14 +59,14 @@ class Row:
     drafter: str
     tokens: int = 0
     steps: int = 0
-    """Steps that sequences were in, those that brought the first token of each included."""
+    """Steps that sequences were in, including those of the first token of each."""
     drafted: list[int] = field(default_factory=list)
-    """Guesses by their place, of all runs."""
+    """Draft tokens by their place, of all runs."""
     accepted: list[int] = field(default_factory=list)
     tokens_per_second: list[float] = field(default_factory=list)
-    """The speed of each run."""
+    """Speed of each run."""
     seconds_per_output_token: list[float] = field(default_factory=list)
-    """The median over the completions of each run."""
+    """Median over the completions of each run."""
     other: int = 0
     """Completions with another token than without speculation."""
     ratio: float = 1.0
@@ -171,8 +172,10 @@ async def in_turn(
     sizes: Sizes,
     repeat: int,
 ) -> None:
-    """Run the sessions through each engine, and add what came to its row; repeat -1 is to warm up,
-    by a part of them."""
+    """Run the sessions through each engine, and add the results to its row.
+
+    Repeat -1 is to warm up, by a part of them.
+    """
     without: list[Completion] = []
     for row, engine in zip(cell, engines.values(), strict=True):
         taken = sessions if repeat >= 0 else sessions[: row.streams]
@@ -204,7 +207,7 @@ async def in_turn(
 
 
 def added(totals: Sequence[int], before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """`totals` and what a run added to a counter by place, which may have grown longer."""
+    """Return `totals` and what a run added to a counter by place, which may have grown longer."""
 
     def of(counts: Sequence[int], place: int) -> int:
         return counts[place] if place < len(counts) else 0
@@ -216,7 +219,7 @@ def added(totals: Sequence[int], before: Sequence[int], after: Sequence[int]) ->
 async def run(
     engine: Engine, sessions: Sequence[Session], streams: int, sizes: Sizes, salt: str
 ) -> list[Completion]:
-    """Completions of all sessions, in their order; `streams` go on at once."""
+    """Return the completions of all sessions, in their order; `streams` go on at once."""
     completions: list[list[Completion]] = [[] for _ in sessions]
     left = iter(zip(sessions, completions, strict=True))
 
@@ -248,8 +251,10 @@ def compared(row: Row, without: Row) -> Row:
 
 
 def tokens_by_guesses(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """By workload and drafter, from runs by the fewest streams, where steps verify most: the tokens
-    of a step that verifies k guesses, for every k of which there were guesses."""
+    """Return the tokens of a step that verifies k draft tokens, for every k that occurred.
+
+    They are by workload and drafter, from runs by the fewest streams, in which steps verify most.
+    """
     found: list[dict[str, Any]] = []
     fewest = min([row.streams for row in rows], default=0)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Speculation of others beside ours: the same files, prompts and draft model, one stream.
+"""Compares speculation of others with ours: the same files, prompts and draft model, one stream.
 
     drafter   aioserve           transformers                  llama.cpp
     lookup    suffix             prompt lookup                 prompt lookup
@@ -8,9 +8,9 @@
 
 A model in a directory is compared with transformers, and one in a GGUF file with llama.cpp as
 llama-cpp-python has it. Both answer greedily, with the same dtype (llama.cpp: that of the file) and
-number of threads, first without and then with each drafter, in one process and in turn. Each ratio
-is to the same engine without speculation, of the best of `--repeats` runs; the last column is what
-aioserve brings with speculation for each token that the other brings with its own.
+number of threads. They answer first without and then with each drafter, in one process and in turn.
+Each ratio is to the same engine without speculation, of the best of `--repeats` runs. The last
+column is the ratio of aioserve's speed with speculation to the other's with its own.
 
     python benchmarks/speculation_beside.py
     python benchmarks/speculation_beside.py --model DIR --drafters lookup --workload edits
@@ -42,12 +42,12 @@ Rates = dict[tuple[str, str], float]
 
 
 class Other(Protocol):
-    """An engine that isn't ours, with the model in memory."""
+    """Engine that isn't ours, with the model in memory."""
 
     name: str
 
     def tokens_of(self, drafter: str, prompt: Sequence[int], most: int) -> int:
-        """The number of tokens in a greedy answer of at most so many."""
+        """Return the number of tokens in a greedy answer of at most so many."""
         ...
 
 
@@ -120,7 +120,7 @@ def engine_of(drafter: str, options: argparse.Namespace) -> Engine:
 
 
 async def encoded_prompts(options: argparse.Namespace) -> list[list[int]]:
-    """Token ids of the first prompt of each session."""
+    """Return token ids of the first prompt of each session."""
     sizes = Sizes(options.output_tokens, options.prompt_tokens, 1, options.agents)
     async with engine_of(OFF, options) as engine:
         by_messages = await asks_by_messages(engine)
@@ -134,7 +134,7 @@ async def encoded_prompts(options: argparse.Namespace) -> list[list[int]]:
 async def ours(
     drafter: str, prompts: Sequence[Sequence[int]], options: argparse.Namespace
 ) -> float:
-    """Tokens per second of one caller."""
+    """Return tokens per second of one caller."""
     params = SamplingParams(max_tokens=options.output_tokens, temperature=0)
     async with engine_of(drafter, options) as engine:
         await engine.generate(prompts[0], SamplingParams(max_tokens=4, temperature=0))
@@ -147,7 +147,7 @@ async def ours(
 def theirs(
     other: Other, drafter: str, prompts: Sequence[Sequence[int]], options: argparse.Namespace
 ) -> float:
-    """Tokens per second of one caller."""
+    """Return tokens per second of one caller."""
     other.tokens_of(drafter, prompts[0], 4)
     began = time.perf_counter()
     tokens = [other.tokens_of(drafter, prompt, options.output_tokens) for prompt in prompts]
@@ -155,7 +155,7 @@ def theirs(
 
 
 class Transformers:
-    """The model, and the draft model, as transformers has them."""
+    """Model and draft model in transformers."""
 
     name = "transformers"
 
@@ -188,7 +188,7 @@ class Transformers:
 
 
 class LlamaCpp:
-    """A GGUF file as llama.cpp has it, once with prompt lookup and once without."""
+    """GGUF file in llama.cpp, once with prompt lookup and once without."""
 
     name = "llama.cpp"
 
@@ -199,7 +199,7 @@ class LlamaCpp:
         )
 
         lookup = LlamaPromptLookupDecoding(num_pred_tokens=options.max_draft_tokens)
-        # Guesses of the last step may go on behind the last token that is asked for.
+        # Draft tokens of the last step may go beyond the last token that is asked for.
         room = options.prompt_tokens + options.output_tokens + options.max_draft_tokens
         self._models: dict[str, Any] = {
             drafter: llama_cpp.Llama(
@@ -220,7 +220,7 @@ class LlamaCpp:
 
     def tokens_of(self, drafter: str, prompt: Sequence[int], most: int) -> int:
         model = self._models[drafter]
-        model.reset()  # nothing of the prompt before is known
+        model.reset()  # forgets the prompt before
         tokens: Iterable[int] = model.generate(list(prompt), temp=0.0)
         count = 0
         for token in islice(tokens, most):

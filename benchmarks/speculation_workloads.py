@@ -1,4 +1,4 @@
-"""Sessions that `speculation.py` measures with: turns of one caller, one behind the other.
+"""Sessions that `speculation.py` measures with: turns of one caller, one after the other.
 
     questions   three questions about Python's library, one conversation
     edits       a function of the standard library is to be written again, with a parameter named
@@ -8,8 +8,8 @@
     random      random token ids, and a completion drawn at temperature 1 past end-of-sequence ids:
                 nothing comes again
 
-The first three are greedy, or drawn at the temperature that is asked for with a seed for each
-session. A model with a chat template is asked by messages, another one by text that is to go on.
+The first three are greedy, or drawn at the given temperature with a seed for each session. A model
+with a chat template gets messages, another one text that it continues.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ MESSAGES = [{"role": "user", "content": "Is there a template?"}]
 QUESTIONS_OF_SESSION = 3
 LEAST_EDITED_CHARS = 200
 RENAMED = "renamed"
-"""What the parameter of a function is to be named."""
+"""New name of the parameter of a function."""
 
 
 @dataclass(frozen=True)
 class Sizes:
     output_tokens: int
     prompt_tokens: int
-    """Most of a prompt; of a longer one, its end is taken."""
+    """Most tokens of a prompt; of a longer one, its end is taken."""
     turns: int
-    """Most of a session."""
+    """Most turns of a session."""
     agents: Path
     temperature: float = 0.0
     """Temperature of all workloads but `random`."""
 
 
 Turns = Sequence[Callable[[Sequence[str]], Any]]
-"""Each makes a prompt of the completions before it."""
+"""Functions that make a prompt from the completions before it."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What one caller asks for, one after the other."""
+    """Turns that one caller asks for, one after the other."""
 
     turns: Turns
     params: SamplingParams
 
     def drawn_at(self, temperature: float, seed: int) -> Session:
-        """The same, of other tokens."""
+        """Return the same session, with other draws."""
         return replace(
             self, params=msgspec.structs.replace(self.params, temperature=temperature, seed=seed)
         )
 
 
 async def asks_by_messages(engine: Engine) -> bool:
-    """Whether the model has a chat template."""
+    """Return true if the model has a chat template."""
     try:
         await engine.encode(MESSAGES)
     except AioserveError:
@@ -81,19 +81,21 @@ async def asks_by_messages(engine: Engine) -> bool:
 def sessions_of(
     workload: str, count: int, by_messages: bool, vocab_size: int, sizes: Sizes
 ) -> list[Session]:
-    """`count` sessions, the same in each call; none where what they are made of isn't there."""
+    """Return `count` sessions, the same in each call; none if their source isn't there."""
     made = WORKLOADS[workload](by_messages, vocab_size, sizes)
     return list(islice(made, count))
 
 
 Made = TypeVar("Made", Turns, Session)
 Making = Callable[[bool, int, Sizes], Iterator[Made]]
-"""Makes something without end, or as many as there are, of `by_messages`, the size of the
-vocabulary, and sizes."""
+"""Makes items without end, or as many as there are.
+
+Arguments are `by_messages`, the size of the vocabulary, and sizes.
+"""
 
 
 def _seeded(turns_of: Making[Turns]) -> Making[Session]:
-    """Sessions of such turns, each with a seed of its own."""
+    """Return a maker of sessions with these turns, each with a seed of its own."""
 
     def sessions(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Session]:
         for seed, turns in enumerate(turns_of(by_messages, vocab_size, sizes)):
@@ -145,8 +147,10 @@ def _edits(by_messages: bool, vocab_size: int, sizes: Sizes) -> Iterator[Turns]:
 
 
 def _functions(least_chars: int, most_chars: int) -> Iterator[tuple[str, str]]:
-    """Functions of the standard library of such a length, each with the name of a parameter; at
-    most two of a file, so that they differ in style."""
+    """Yield functions of the standard library of a given length, each with the name of a parameter.
+
+    At most two come from a file, so that they differ in style.
+    """
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
         of_file = 0

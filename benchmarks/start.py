@@ -1,8 +1,9 @@
-"""How long a model takes from the start of a process to its first token, and which part takes what.
+"""Times the start of a model, from the start of a process to its first token, by part.
 
-Each repetition is a process of its own, over files that lie in the page cache; the best counts. In
-it an engine is entered twice: the second time torch is imported already, as in a program that uses
-it. Weights, tokenizer and imports are read at the same time, so `engine` is less than their sum.
+Each repetition is a process of its own, over files that lie in the page cache; the best counts.
+Each process enters an engine twice. The second time torch is imported already, as in a program that
+uses it. Weights, tokenizer and imports are read at the same time, so `engine` is less than their
+sum.
 
     aioserve      the interpreter, and `import aioserve`
     engine        `async with Engine(...)`, of which
@@ -58,7 +59,7 @@ def warm(model: Path) -> None:
 
 
 def run_once(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """The seconds of one process."""
+    """Return the seconds of one process."""
     command = [sys.executable, __file__, options.model, "--dtype", options.dtype]
     done = subprocess.run(
         [*command, "--began", repr(time.monotonic())], check=True, stdout=subprocess.PIPE, text=True
@@ -67,7 +68,7 @@ def run_once(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def start(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """In the process that is measured, begun at `options.began` on the clock of all processes."""
+    """Measure this process, begun at `options.began` on the clock of all processes."""
     import aioserve
 
     imported = time.monotonic() - options.began

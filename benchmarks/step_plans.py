@@ -1,4 +1,5 @@
-"""What a step of decodes costs on the host: to plan, to read, to commit, and to send elsewhere.
+"""Measures the host's cost of a step of decodes: to plan, to read, to commit, and to send
+elsewhere.
 
     python benchmarks/step_plans.py [--running 256] [--context 8192] [--rounds 30]
 
@@ -52,7 +53,8 @@ class Load:
             self.scheduler.submit(
                 Request(
                     request_id=str(number),
-                    # Their pages don't end together, and none begins as another does.
+                    # Lengths and first tokens differ: pages end in different steps, and no prefix
+                    # is shared.
                     prompt_ids=number + np.arange(context - number % PAGE_SIZE, dtype=np.int32),
                     params=SamplingParams(),
                     max_length=longest,
@@ -63,8 +65,10 @@ class Load:
         self.step()
 
     def step(self) -> tuple[StepPlan, tuple[float, float, float]]:
-        """The plan of one more step, and the microseconds of planning it, reading it, and
-        committing the one before it."""
+        """Plan one more step; return the plan and three durations in microseconds.
+
+        They are for planning it, reading it, and committing the step before.
+        """
         plan, plan_us = timed(lambda: self.scheduler.plan(0.0))
         if plan is None:
             raise AssertionError("there is a step to plan")

@@ -1,4 +1,5 @@
-"""What structured output costs: throughput with answers that have a form, against without.
+"""Measures the cost of structured output: throughput with answers that have a form, against
+without.
 
 Answers are greedy, of `--output-tokens` each, all submitted at once. In one run and in turn:
 
@@ -11,10 +12,10 @@ Answers are greedy, of `--output-tokens` each, all submitted at once. In one run
     logprobs     constrained, with log-probabilities: what is forced is drawn all the same
     singly       the same without `jump_forward`
 
-The schema is a list of records that never ends. Those with a neighbour are put against plain + 1,
-the others against plain, in two ways: by the best of `--repeats` runs, since whatever else the
-machine does only ever makes a run slower, and by the median over the repeats of two runs in a row.
-The share of a neighbour is how many tokens it has when the others have all of theirs, of as many.
+The schema is a list of records that never ends. Rows with a neighbour are compared with plain + 1,
+the others with plain, in two ways. One is the best of `--repeats` runs, since other work of the
+machine only ever makes a run slower. The other is the median over the repeats of two runs in a row.
+The share of a neighbour is the part of its tokens that it has when the others have all of theirs.
 
     python benchmarks/structured.py
 """
@@ -57,7 +58,7 @@ AGAINST = {
     "logprobs": "plain",
     "singly": "plain",
 }
-"""By side: the one that it is put against."""
+"""Side that each side is compared with."""
 STEP_BY_STEP = ("its steps", "one by one", "singly")
 WITH_LOGPROBS = ("logprobs", "singly")
 ONE_MORE = ("plain + 1", "neighbour", "its steps")
@@ -126,8 +127,9 @@ async def compare(model: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def run(engine: Any, side: str, options: argparse.Namespace) -> tuple[float, float]:
-    """Tokens per second of the `--requests` answers, and the share of the one more, where there is
-    one."""
+    """Return tokens per second of the `--requests` answers, and the share of the one more, if
+    any.
+    """
     import msgspec
 
     from aioserve import SamplingParams, StructuredOutput

@@ -1,8 +1,8 @@
-"""The classic teaching workload, and an engine that writes its steps down.
+"""Classic teaching workload, and an engine that records its steps.
 
 The model has random weights: 4 layers, 4 heads, 128 wide, 256 ids. Answers are greedy and go on
-past end-of-sequence ids: they depend on nothing but the prompts, and how many steps and tokens they
-take on nothing but the settings.
+past end-of-sequence ids, so they depend only on the prompts. The number of their steps and tokens
+depends only on the settings.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ class Step:
     tokens: dict[int, int]
     """Tokens computed for each request, by its place in the order of submission."""
     sampled: frozenset[int]
-    """The requests that got a token."""
+    """Requests that got a token."""
     kv_bytes: int
-    """Of the pages that requests hold, those that several share once."""
+    """Bytes of the pages that requests hold; shared pages count once."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for one request."""
+    """Result of one request."""
 
     token_ids: tuple[int, ...]
     submitted: float
     token_times: tuple[float, ...]
-    """When each token was read; like `submitted`, on the clock of `time.perf_counter`."""
+    """Times at which tokens were read; like `submitted`, on the clock of `time.perf_counter`."""
 
 
 class WatchedEngine:
-    """An engine whose steps are written down from the moment that `steps` is emptied."""
+    """Engine whose steps are recorded from the moment that `steps` is emptied."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -84,7 +84,9 @@ class WatchedEngine:
         return self._page_bytes // self.engine.config.page_size
 
     async def warm_up(self) -> None:
-        """One request of its own namespace, so that nobody finds its pages; then begin."""
+        """Serve one request in a namespace of its own, so that no other finds its pages; then
+        begin.
+        """
         model = self.engine.dump()["model"]
         self._page_bytes = model["kv_cache_bytes"] // self.engine.limits.num_pages
         params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -110,7 +112,9 @@ class WatchedEngine:
         on_token: Callable[[int], None] = lambda count: None,
     ) -> Awaitable[Answer]:
         """Submit a request now; await its answer, which has `num_tokens` or raises RuntimeError.
-        `on_token` is told how many tokens have come."""
+
+        `on_token` is called with the number of tokens that have come.
+        """
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         submitted = time.perf_counter()
         stream = self.engine.stream(list(prompt), params)
@@ -131,8 +135,10 @@ class WatchedEngine:
 
 @asynccontextmanager
 async def watched_engine(model: Path, **options: Any) -> AsyncIterator[WatchedEngine]:
-    """An engine in float32 that has served one request. Steps don't overlap, so that each is
-    planned with all that the one before brought."""
+    """Yield an engine in float32 that has served one request.
+
+    Steps don't overlap, so that each is planned with all results of the one before.
+    """
     source = _Source(model)
     async with Engine(source, dtype="float32", overlap=False, **options) as engine:
         watched = WatchedEngine(engine)
@@ -151,14 +157,16 @@ def random_ids(source: random.Random, count: int) -> list[int]:
 
 
 def teaching_prompts(num_requests: int, prefix_tokens: int) -> list[list[int]]:
-    """A system prompt that all share, and a query of 10 to 29 tokens of each one's own."""
+    """Return prompts with a common system prompt, and a query of 10 to 29 tokens of each
+    one's own.
+    """
     source = random.Random(0)
     prefix = random_ids(source, prefix_tokens)
     return [prefix + random_ids(source, source.randint(10, 29)) for _ in range(num_requests)]
 
 
 class _Source:
-    """Loads the model, and tells of each step that is launched."""
+    """Loads the model, and reports each step that is launched."""
 
     def __init__(self, model: Path) -> None:
         self.model = model

@@ -1,5 +1,7 @@
-"""Draws what `techniques.py` counted, as SVG. Nothing here depends on how long anything took, so
-that the same settings give the same figures on every machine."""
+"""Draws the counts of `techniques.py`, as SVG.
+
+Nothing here depends on durations, so the same settings give the same figures on every machine.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ STYLE: Any = {
 
 @contextmanager
 def figure(path: Path, width: float, height: float, title: str) -> Iterator[Figure]:
-    """A figure that is saved to `path` at the end. Text stays text, the background is white."""
+    """Yield a figure that is saved to `path` at the end. Text stays text, the background is
+    white.
+    """
     with mpl.rc_context(STYLE):
         drawn = Figure(figsize=(width, height), layout="constrained", facecolor="white")
         drawn.suptitle(title, fontsize=12, fontweight="bold", x=0.01, horizontalalignment="left")
@@ -44,7 +48,9 @@ def figure(path: Path, width: float, height: float, title: str) -> Iterator[Figu
 
 
 def draw_techniques(rows: list[dict[str, Any]], directory: Path) -> None:
-    """techniques.svg: steps and tokens of each row. kv-bytes.svg: its KV, and without pages."""
+    """Draw techniques.svg, steps and tokens of each row, and kv-bytes.svg, its KV, and without
+    pages.
+    """
     names = [row["name"] for row in rows]
     title = "The same answers in fewer steps, and with fewer tokens computed"
     with figure(directory / "techniques.svg", 9, 3.2, title) as drawn:
@@ -79,8 +85,10 @@ def draw_techniques(rows: list[dict[str, Any]], directory: Path) -> None:
 
 
 def draw_waits(runs: dict[str, Run], num_running: int, directory: Path) -> None:
-    """long-prompt.svg: what each step computes from the long prompt's arrival on. A step is as wide
-    as the tokens that it computes."""
+    """Draw long-prompt.svg, the work of each step from the long prompt's arrival on.
+
+    A step is as wide as the tokens that it computes.
+    """
     title = "A long prompt comes, and short ones right behind it"
     with figure(directory / "long-prompt.svg", 9, 5.6, title) as drawn:
         rows = drawn.subplots(len(runs), 1, sharex=True)
@@ -100,7 +108,7 @@ def draw_waits(runs: dict[str, Run], num_running: int, directory: Path) -> None:
 
 
 def draw_lengths(runs: dict[str, Run], lengths: list[int], directory: Path) -> None:
-    """static-continuous.svg: who has which seat of the batch in which step."""
+    """Draw static-continuous.svg: which request has which seat of the batch in which step."""
     title = "Seats of the batch, by output length of the request that has them"
     with figure(directory / "static-continuous.svg", 9, 4.6, title) as drawn:
         rows = drawn.subplots(len(runs), 1, sharex=True)
@@ -170,7 +178,7 @@ def _draw_steps(axes: Axes, steps: list[Step], num_running: int) -> None:
 
 
 def _seats(steps: list[Step], num_seats: int) -> dict[int, tuple[int, int, int]]:
-    """Of each request: its seat, the step before its first and its last step."""
+    """Return for each request its seat, the step before its first, and its last step."""
     free = list(range(num_seats))
     taken: dict[int, tuple[int, int, int]] = {}
     before: set[int] = set()

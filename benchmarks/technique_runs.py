@@ -1,4 +1,4 @@
-"""The experiments of `techniques.py`: what each row runs, and what is counted of it."""
+"""Experiments of `techniques.py`: the run of each row, and its counts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from teaching import Answer, Step, WatchedEngine, random_ids, teaching_prompts, 
 
 PAGE_SIZE = 16
 UNCHUNKED_TOKENS = 1 << 16
-"""A token budget that no step of these workloads reaches."""
+"""Token budget that no step of these workloads reaches."""
 CONTIGUOUS_TOKENS = 2048
-"""What an engine without pages sets aside for each request, since it may become that long."""
+"""Tokens for which an engine without pages sets memory aside, for each request."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def first_token_seconds(self) -> list[float]:
-        """Since all requests came, for each of them."""
+        """Seconds to the first token of each request, since all came."""
         return [answer.token_times[0] - self.started for answer in self.answers]
 
 
@@ -50,7 +50,7 @@ Client = Callable[[WatchedEngine], Awaitable[list[Answer]]]
 
 @dataclass(frozen=True)
 class Row:
-    """A client and the options of the engine that it talks to."""
+    """Client and the options of the engine that it talks to."""
 
     name: str
     client: Client
@@ -121,7 +121,7 @@ def length_rows(options: argparse.Namespace) -> list[Row]:
 
 
 def without_kv_cache(prompts: list[list[int]], output_tokens: list[int]) -> Client:
-    """Each token is a request of its own, for one more token after all that there is."""
+    """Return a client that sends a request for each token, for one more after all known ones."""
 
     async def client(engine: WatchedEngine) -> list[Answer]:
         answers = []
@@ -143,7 +143,7 @@ def without_kv_cache(prompts: list[list[int]], output_tokens: list[int]) -> Clie
 
 
 def in_batches(prompts: list[list[int]], output_tokens: list[int], batch_size: int) -> Client:
-    """The next batch is submitted when all of the one before have their answers."""
+    """Return a client that submits the next batch when all of the one before have their answers."""
 
     async def client(engine: WatchedEngine) -> list[Answer]:
         answers: list[Answer] = []
@@ -161,7 +161,7 @@ def all_at_once(prompts: list[list[int]], output_tokens: list[int]) -> Client:
 
 
 def behind_a_long_prompt(options: argparse.Namespace) -> Client:
-    """Some requests are being answered when a long prompt comes, and short ones right behind it.
+    """Return a client that sends a long prompt while others decode, and short ones right after it.
 
     Answers are in that order: of `--decoding` that run, the long one, and `--short` others.
     """
@@ -210,8 +210,11 @@ async def run(row: Row, model: Path) -> Run:
 
 
 def run_all(rows: list[Row], model: Path, repeats: int) -> dict[str, Run]:
-    """The quickest run of each row. Raises RuntimeError if their answers aren't all the same, or
-    runs of one row differ in what they count."""
+    """Return the quickest run of each row.
+
+    Raises RuntimeError if their answers aren't all the same, or if runs of one row differ in their
+    counts.
+    """
     best: dict[str, Run] = {}
     for repeat in range(repeats):
         for row in rows:
@@ -227,7 +230,7 @@ def run_all(rows: list[Row], model: Path, repeats: int) -> dict[str, Run]:
     return best
 
 
-# -- what the tables say
+# -- contents of the tables
 
 
 def technique_table(runs: dict[str, Run]) -> list[dict[str, Any]]:
@@ -280,7 +283,9 @@ def wait_table(runs: dict[str, Run], options: argparse.Namespace) -> list[dict[s
 
 
 def first_token_tokens(steps: list[Step], options: argparse.Namespace) -> list[int]:
-    """Tokens computed from the arrival of the long prompt to the first token of each short one."""
+    """Return tokens computed from the arrival of the long prompt to the first token of each short
+    one.
+    """
     done = 0
     waited: dict[int, int] = {}
     for step in steps_from(steps, options.decoding):
@@ -292,7 +297,7 @@ def first_token_tokens(steps: list[Step], options: argparse.Namespace) -> list[i
 
 
 def steps_from(steps: list[Step], first_request: int) -> list[Step]:
-    """Those from the first on in which a request from `first_request` on is computed."""
+    """Return the steps from the first on that computes a request from `first_request` on."""
     begun = next(n for n, step in enumerate(steps) if max(step.tokens) >= first_request)
     return steps[begun:]
 
@@ -329,7 +334,7 @@ def idle_share(steps: list[Step], seats: int) -> float:
 
 
 def last_steps(steps: list[Step]) -> list[int]:
-    """The number, from 1, of the last step of each request."""
+    """Return the number, from 1, of the last step of each request."""
     ends: dict[int, int] = {}
     for number, step in enumerate(steps, start=1):
         ends.update(dict.fromkeys(step.tokens, number))

@@ -1,4 +1,4 @@
-"""What each technique of a serving engine buys, switched on one after the other.
+"""Measures the effect of each technique of a serving engine, switched on one after the other.
 
 Three tables, all of one small model (`teaching.py`) behind `aioserve.Engine`. Answers are greedy,
 and must be the same in each row of a table:
@@ -8,7 +8,7 @@ and must be the same in each row of a table:
 3. static against continuous batching, with answers of different lengths.
 
 Steps, tokens, hit shares and bytes are counted and the same on every machine. Seconds are those of
-the quickest of `--repeats` runs, since whatever else the machine does only makes a run slower.
+the quickest of `--repeats` runs, since other work of the machine only makes a run slower.
 
     python benchmarks/techniques.py
     python benchmarks/techniques.py --repeats 1 --figures docs/explanation/figures

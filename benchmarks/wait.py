@@ -1,17 +1,17 @@
-"""What each way to wait for the end of a step costs on this machine's GPU.
+"""Measures the cost of each way to wait for the end of a step on this machine's GPU.
 
-Steps of a set length follow one another, as those of one stream of tokens do: a kernel that does
-nothing until the device's clock has gone on for so long, an event behind it, and the way waits for
-that (`aioserve/execution/gpu/waiting.py`). For each way and length:
+Steps of a set length follow one another, as those of one stream of tokens do. Each is a kernel that
+does nothing until the device's clock has gone on for so long, with an event after it. The way waits
+for that (`aioserve/execution/gpu/waiting.py`). For each way and length:
 
     after   from the kernel's end on the device to the call on the event loop, in microseconds
     cpu     processor time that a step takes of this process, launching included, in milliseconds
     late    how late a ticker of 1 ms in the same loop is, in milliseconds
 
-`nothing` is the ticker alone; what it takes is no part of the other rows' cpu. When a kernel ended
-is read from the device's clock. That is set against the host's before and after each row, within
-the time that a write of the device takes to reach the host: `clock` says how far apart the two
-bounds of that are, in microseconds.
+The row `nothing` is the ticker alone; its time is no part of the other rows' cpu. The end of a
+kernel is read from the device's clock. That clock is compared with the host's before and after each
+row. The comparison is exact to the time that a write of the device takes to reach the host. In
+microseconds, `clock` is the distance of the two bounds.
 
     python benchmarks/wait.py
     python benchmarks/wait.py --ways block spin --lengths 0.3 5 --seconds 5 --json wait.json
@@ -46,7 +46,7 @@ TICK_SECONDS = 0.001
 WARM_STEPS = 20
 CLOCK_ROUNDS = 200
 ANSWER_SECONDS = 10.0
-"""How long a kernel that ends at once may take to say so."""
+"""Most seconds until a kernel that ends at once reports its end."""
 
 CODE = r"""
 extern "C" __global__ void wait_for(unsigned long long nanoseconds, unsigned long long *ended) {
@@ -62,22 +62,24 @@ extern "C" __global__ void wait_for(unsigned long long nanoseconds, unsigned lon
 
 
 class Kernels(Protocol):
-    """Kernels of a set length, one at a time, which say when they ended."""
+    """Kernels of a set length, one at a time, which report their ends."""
 
     def launch(self, stream: Stream, seconds: float) -> None: ...
 
     def ended(self) -> float:
-        """When the last one did, on the clock of the kernels. It has."""
+        """Return the time at which the last one ended, on the clock of the kernels. It has."""
         ...
 
     def set_clock(self) -> tuple[float, float]:
-        """The least and the most that `time.monotonic` can be ahead of that clock now."""
+        """Return the least and the most that `time.monotonic` can be ahead of that clock now."""
         ...
 
 
 class CardKernels:
-    """On a card, whose clock counts nanoseconds. The result is written to pinned memory, which has
-    one address for the host and for the device."""
+    """Kernels on a card, whose clock counts nanoseconds.
+
+    The result is written to pinned memory, which has one address for the host and for the device.
+    """
 
     def __init__(self, device: CupyDevice) -> None:
         self._memory = device.host_memory(8)
@@ -109,7 +111,7 @@ class CardKernels:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of many values, in their unit."""
+    """Spread of many values, in their unit."""
 
     median: float
     p99: float
@@ -117,7 +119,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float], unit_seconds: float) -> Spread:
-        """Of seconds. Raises ValueError for none."""
+        """Return the spread of seconds. Raises ValueError without any."""
         if not values:
             raise ValueError("there must be at least one value")
         ordered = np.sort(np.asarray(values)) / unit_seconds
@@ -127,23 +129,23 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of a way, with steps of one length. Without a way: of nothing."""
+    """Measurements of a way, with steps of one length; of the ticker alone without a way."""
 
     way: Way | None
     length_ms: float
     steps: int
     after_us: Spread | None
     cpu_ms: float | None
-    """Of a step."""
+    """Processor time of a step."""
     idle_cpu_share: float
-    """Of one processor, that the ticker takes without steps."""
+    """Share of one processor that the ticker takes without steps."""
     late_ms: Spread
     clock_us: float
 
 
 @dataclass(frozen=True)
 class Step:
-    """Notes on the loop when it heard of its end."""
+    """Step that reports on the loop when it heard of its end."""
 
     event: Event
     callbacks: LoopCallbacks
@@ -167,7 +169,7 @@ class Step:
 
 
 class Ticker:
-    """A timer of 1 ms on the loop. `late` has by how many seconds it was, each time."""
+    """Timer of 1 ms on the loop. `late` has the seconds of each delay."""
 
     def __init__(self) -> None:
         self.late: list[float] = []
@@ -204,7 +206,7 @@ async def measure(
     seconds: float,
     idle_cpu_share: float,
 ) -> Row:
-    """Steps one after the other for so many seconds, behind some that nobody counts."""
+    """Run steps one after the other for so many seconds, after some that aren't counted."""
     callbacks = LoopCallbacks()
     stream, event = device.new_stream(), device.new_event()
     waiting = Threads(way).start_waiting(f"waits-{way}", stream, callbacks, device.within)
@@ -248,12 +250,15 @@ async def measure(
 
 
 Clock = tuple[float, tuple[float, float]]
-"""When it was set, and by how much the host's can be ahead of it."""
+"""Time at which it was set, and by how much the host's can be ahead of it."""
 
 
 def interpolated(first: Clock, last: Clock) -> Callable[[float], float]:
-    """How far the host's clock is ahead, at a time: a write that reaches the host takes less than
-    a launch, so it is the upper bound that is near."""
+    """Return a function from a time to how far the host's clock is ahead then.
+
+    A write that reaches the host takes less time than a launch, so the upper bound is the closer
+    one.
+    """
     (began, (_, at_first)), (ended, (_, at_last)) = first, last
     drift = (at_last - at_first) / (ended - began)
     return lambda at: at_first + (at - began) * drift
@@ -267,7 +272,7 @@ async def measure_all(
     seconds: float,
     tell: Callable[[Row], None],
 ) -> list[Row]:
-    """`tell` is called with each row when it is there."""
+    """Measure all ways and lengths. `tell` is called with each row when it is complete."""
     with device.within():
         rows = [await measure_nothing(seconds)]
         tell(rows[0])
