@@ -1,4 +1,6 @@
-"""What a Python lacks of what `gpu_check` needs, and how to fetch wheels of it elsewhere."""
+"""Finds packages that `gpu_check` needs and a Python lacks, and the command to fetch their
+wheels.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,13 @@ __all__ = ["WHEELS", "fetching", "missing", "missing_given", "packages", "pinned
 ROOT = Path(__file__).resolve().parents[1]
 
 GIVEN = ("torch", "triton", "numpy")
-"""And CuPy, which has a name for each CUDA: too large to carry, and made for the machine."""
+"""Packages that can't be carried; CuPy is one more, with a name for each CUDA.
+
+They are too large, and made for the machine.
+"""
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 WHEELS = (
-    # what aioserve needs
+    # for aioserve
     *("anyio", "attrs", "cyclopts", "docstring_parser", "idna", "Jinja2", "llguidance", "regex"),
     *("markdown-it-py", "MarkupSafe", "mdurl", "msgspec", "pluggy", "Pygments", "rich"),
     *("rich-rst", "safetensors", "tokenizers", "typing_extensions"),
@@ -27,7 +32,7 @@ WHEELS = (
     *("hypothesis", "iniconfig", "py-cpuinfo2", "pytest", "pytest-asyncio", "pytest-benchmark"),
     *("pytest-timeout", "sortedcontainers"),
 )
-"""Of constraints.txt. Models are compared with transformers where that is installed."""
+"""Packages of constraints.txt. If transformers is installed, models are compared with it too."""
 PLATFORMS = tuple(
     f"{name}_x86_64"
     for name in (
@@ -41,14 +46,14 @@ PLATFORMS = tuple(
 
 
 def pins() -> dict[str, str]:
-    """Version by name, as constraints.txt has them."""
+    """Return versions by name, as constraints.txt has them."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pairs = (line.partition("==") for line in lines if "==" in line and line[0] != "#")
     return {normal(name): version for name, _, version in pairs}
 
 
 def floors() -> dict[str, str]:
-    """The oldest version that will do, where pyproject.toml names one."""
+    """Return the oldest versions that suffice, for the packages with one in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
     named = [*project["project"]["dependencies"], *extras["test"], *extras["testing"]]
@@ -62,13 +67,13 @@ def normal(name: str) -> str:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with."""
+    """Return the numbers that a version begins with."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def installed(name: str) -> str | None:
-    """The version that this Python has."""
+    """Return the version that this Python has."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -76,7 +81,7 @@ def installed(name: str) -> str | None:
 
 
 def packages(folder: Path) -> dict[str, str | None]:
-    """The versions that are used: those in the folder, and else this Python's."""
+    """Return the versions that are used: those in the folder, and else this Python's."""
     found = metadata.distributions(path=[str(folder)])
     brought = {normal(each.name): each.version for each in found}
     names = (*GIVEN, *CUPY, "transformers", *WHEELS, "aioserve")
@@ -84,17 +89,17 @@ def packages(folder: Path) -> dict[str, str | None]:
 
 
 def lacks(name: str, found: str | None) -> bool:
-    """Whether it isn't there, or is older than what will do."""
+    """Return true if it is missing, or older than the oldest version that suffices."""
     return found is None or release(found) < release(floors().get(normal(name), ""))
 
 
 def missing(names: Sequence[str] = WHEELS) -> list[str]:
-    """Of this Python."""
+    """Return the packages that this Python lacks."""
     return [name for name in names if lacks(name, installed(name))]
 
 
 def missing_given() -> list[str]:
-    """What can't be carried and isn't there."""
+    """Return the packages that can't be carried and that this Python lacks."""
     found = missing(GIVEN)
     if all(lacks(name, installed(name)) for name in CUPY):
         found.append(" or ".join(CUPY[:2]))
@@ -107,8 +112,10 @@ def pinned(names: Sequence[str]) -> list[str]:
 
 
 def fetching(names: Sequence[str], python: str) -> str:
-    """The command for a machine with network, for a version of Python. Of platforms pip takes just
-    those that it is given."""
+    """Return the command for a machine with network, for a version of Python.
+
+    With platforms given, pip takes only those.
+    """
     command = ["python3", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--implementation", "cp", "--python-version", python]
     command += [word for name in PLATFORMS for word in ("--platform", name)]

@@ -2,10 +2,12 @@
 
 Usage: python tools/pyhelp/acceptance.py MODEL_DIR SPEECH_DIR --draft DRAFT_DIR --eagle HEAD_DIR
 
-A guess counts where it is the token that pyhelp draws itself, by its own noise. With a temperature
-of 1 three ways of guessing are compared: the draft's likeliest token, a draw with noise of the
-draft's own, and a draw with pyhelp's noise (Daliri, Musco, Suresh, "Coupling without communication
-and drafter-invariant speculative decoding", 2024), where a race of exponentials draws both tokens.
+A draft token is right if it is the token that pyhelp draws itself, by its own noise. At temperature
+1 it compares three ways of drafting: the draft's likeliest token, a draw with noise of the draft's
+own, and one with pyhelp's noise. In the last a race of exponentials draws both tokens.
+
+Daliri, Musco, Suresh: "Coupling without communication and drafter-invariant speculative decoding",
+2024.
 """
 
 from __future__ import annotations
@@ -28,18 +30,21 @@ from transformers import Qwen3ForCausalLM
 MOST_DRAFTS = 8
 SPLITS = ("seen", "unseen", "code")
 WAYS = ("greedy", "likeliest", "own noise", "same noise")
-"""The first with pyhelp at temperature 0, the others at 1."""
+"""Ways of drafting. The first is with pyhelp at temperature 0, the others at 1."""
 SAMPLES = 2
-"""A draft draws so often for each text at temperature 1."""
+"""Number of draws of a draft for each text at temperature 1."""
 
 Guesses = Callable[[Tensor, Tensor], Tensor]
-"""Ids [tokens] and what heads read [tokens, 3 * hidden] -> probabilities [drafts, tokens, vocab]:
-number d at t is of the token t + 2 + d, which follows d right guesses behind token t + 1."""
+"""Function of ids [tokens] and the heads' input [tokens, 3 * hidden] to probabilities.
+
+These are [drafts, tokens, vocab]. Number d at t is of the token t + 2 + d, which follows d right
+draft tokens after token t + 1.
+"""
 
 
 @dataclass
 class Counts:
-    """Guesses by how many right ones are before them, and tokens by how many guesses there are."""
+    """Draft tokens by the number of right ones before them, and tokens by the number of drafts."""
 
     tried: Tensor
     right: Tensor
@@ -52,8 +57,11 @@ class Counts:
         return cls(*(torch.zeros(MOST_DRAFTS) for _ in range(4)))
 
     def add(self, hits: Tensor, chosen: Tensor) -> None:
-        """Count one text: ``hits`` [drafts, tokens] say which guesses are right, and ``chosen``
-        [tokens] which tokens pyhelp chose."""
+        """Count one text.
+
+        ``hits`` [drafts, tokens] mark the right draft tokens, and ``chosen`` [tokens] the tokens
+        that pyhelp chose.
+        """
         places = torch.nonzero(chosen).flatten().tolist()
         begins = [at for at in places if at - 1 not in places]
         for begin in begins:
@@ -63,10 +71,10 @@ class Counts:
             self._add_run(hits, begin, end)
 
     def _add_run(self, hits: Tensor, begin: int, end: int) -> None:
-        """Tokens ``begin`` to ``end`` are an answer; the first is drawn without a guess."""
+        """Count an answer of tokens ``begin`` to ``end``; the first is drawn without a draft."""
         for drafts in range(1, MOST_DRAFTS + 1):
             at = begin
-            while at < end - 1:  # token at is known, and those behind are guessed
+            while at < end - 1:  # token at is known, and later ones are drafted
                 count = min(drafts, end - 1 - at)
                 accepted = 0
                 while accepted < count and hits[accepted, at - 1]:
@@ -80,7 +88,9 @@ class Counts:
                 at += gained
 
     def summary(self) -> dict[str, list[float]]:
-        """Return the share of right guesses by position, and tokens a step by number of drafts."""
+        """Return the share of right draft tokens by position, and tokens a step by number of
+        drafts.
+        """
         accepted = (self.right / self.tried.clamp_min(1)).tolist()
         tokens = (self.tokens / self.steps.clamp_min(1)).tolist()
         return {
@@ -90,7 +100,7 @@ class Counts:
 
 
 def of_model(draft: Qwen3ForCausalLM) -> Guesses:
-    """Guesses of a model, which knows all tokens before and nothing else."""
+    """Return the drafts of a model, which knows all tokens before and nothing else."""
 
     def guesses(ids: Tensor, _: Tensor) -> Tensor:
         probabilities = draft(input_ids=ids[None], use_cache=False).logits[0].softmax(-1)
@@ -103,7 +113,7 @@ def of_model(draft: Qwen3ForCausalLM) -> Guesses:
 
 
 def of_head(head: Head, embedding: Tensor) -> Guesses:
-    """Guesses of a head."""
+    """Return the drafts of a head."""
 
     def guesses(ids: Tensor, features: Tensor) -> Tensor:
         empty = torch.empty(1, len(ids), 0)
@@ -155,10 +165,10 @@ def measure(
 def drawn_alike(
     ids: Tensor, probabilities: Tensor, guessed: Tensor, seed: int, same_noise: bool
 ) -> Tensor:
-    """Return which guesses [drafts, tokens] are the text's tokens, where the draft draws its own.
+    """Return which draft tokens [drafts, tokens] are the text's, if the draft draws its own.
 
-    The noise with which pyhelp drew token i is drawn given that it drew it: of a race of
-    exponentials E / p the winner's time is Exp(1), and the others' E are p times what is later.
+    The noise with which pyhelp drew token i is drawn given that it drew it. In a race of
+    exponentials E / p the winner's time is Exp(1). The others' E are p times a later time.
     """
     generator = torch.Generator().manual_seed(seed)
     behind = torch.zeros_like(probabilities)

@@ -1,9 +1,8 @@
-"""Measure what a guess of a draft costs beside a step of pyhelp, on this machine's CPU.
+"""Measure the cost of a draft token beside a step of pyhelp, on this machine's CPU.
 
 Usage: python tools/pyhelp/cost.py MODEL_DIR --draft DRAFT_DIR --eagle HEAD_DIR
 
-Times are medians of one forward pass at a context of 100 tokens, with nothing around it: no plan,
-no draw.
+Times are medians of one forward pass at a context of 100 tokens, without planning and drawing.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def cost_of_model(model: Decoder, rows: int) -> float:
 
 
 def cost_of_head(head: Eagle3Head, backend: Backend) -> float:
-    """Return the time of one guess of a head that reads its own hidden state."""
+    """Return the time of one draft token of a head that reads its own hidden state."""
     cache = head.new_cache(PAGES, PAGE_SIZE)
     batch = batch_of(backend, cache, 1)
     hidden = torch.zeros(1, head.config.hidden_size, dtype=head.dtype)

@@ -1,9 +1,11 @@
-"""Train the small model that drafts for pyhelp, on what pyhelp says.
+"""Train the small model that drafts for pyhelp, on pyhelp's own texts.
 
 Usage: python tools/pyhelp/draft.py MODEL_DIR CORPUS_DIR SPEECH_DIR WORK_DIR --minutes 10
 
 It has pyhelp's tokens and learns pyhelp's distribution of the next one, by the divergence between
-the two (Hinton et al., "Distilling the knowledge in a neural network", 2015, at temperature 1).
+the two at temperature 1.
+
+Hinton et al.: "Distilling the knowledge in a neural network", 2015.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
 Usage: python tools/pyhelp/eagle.py MODEL_DIR SPEECH_DIR WORK_DIR --minutes 12
 
-The head is that of EAGLE-3 (Li et al., "EAGLE-3: Scaling up inference acceleration of large
-language models via training-time test", 2025): one decoder layer that reads hidden states of three
-of pyhelp's layers beside the next token's embedding, and its own output where those of pyhelp are
-not known yet. Embedding and output layer are pyhelp's.
+The head is that of EAGLE-3. Its one decoder layer reads hidden states of three of pyhelp's layers
+beside the next token's embedding. It reads its own output if those of pyhelp are not known yet.
+Embedding and output layer are pyhelp's.
+
+Li et al.: "EAGLE-3: Scaling up inference acceleration of large language models via training-time
+test", 2025.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ STEP_WEIGHT = 0.85
 
 
 class Norm(nn.RMSNorm):
-    """An RMS norm that computes in float32."""
+    """RMS norm that computes in float32."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [.., hidden] -> [.., hidden] in float32."""
@@ -41,7 +43,7 @@ class Norm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    """Attention over what pyhelp's hidden states gave, and over the drafts since then."""
+    """Attention over pyhelp's hidden states, and over the drafts since then."""
 
     def __init__(self, inputs: int, hidden: int, heads: int) -> None:
         super().__init__()
@@ -54,8 +56,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, step: int, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Attend from step number ``step`` of every start, x ``[rows, starts, inputs]``.
 
-        A start sees the first step of all starts up to it, and the later steps of its own:
-        ``cache`` has keys and values of each step, ``[rows, starts, HEAD_DIM]``.
+        A start sees the first step of all starts up to it, and its own later steps. The ``cache``
+        has keys and values of each step, ``[rows, starts, HEAD_DIM]``.
         """
         rows, starts, _ = x.shape
         cos, sin = angles(starts, step)
@@ -75,7 +77,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The gated MLP of Llama."""
+    """Gated MLP of Llama."""
 
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()
@@ -89,7 +91,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """The decoder layer, which reads embeddings beside hidden states."""
+    """Decoder layer, which reads embeddings beside hidden states."""
 
     def __init__(self, hidden: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -109,10 +111,10 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """The head, with the names that its tensors have in files."""
+    """Head, with the names that its tensors have in files."""
 
     scales: Tensor
-    """[3 * hidden]: factors on what ``fc`` reads. Deep layers have large numbers."""
+    """Factors on the input of ``fc``, [3 * hidden]. Deep layers have large numbers."""
 
     def __init__(self, hidden: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -124,13 +126,16 @@ class Head(nn.Module):
 
     @property
     def layer(self) -> Layer:
-        """The one layer."""
+        """Only layer of the head."""
         return cast("Layer", self.layers[0])
 
     @torch.no_grad()
     def begin(self, norm: Tensor, features: Tensor) -> None:
-        """Start where the head passes on the last of the hidden states that it reads: ``features``
-        [tokens, 3 * hidden] are some of these, and ``norm`` [hidden] is pyhelp's last one."""
+        """Start as a head that passes on the last of the hidden states that it reads.
+
+        ``features`` [tokens, 3 * hidden] are some of these, and ``norm`` [hidden] is pyhelp's last
+        norm.
+        """
         hidden = len(norm)
         sizes = features.square().unflatten(1, (-1, hidden)).mean((0, 2)).sqrt()
         self.scales.copy_(sizes.reciprocal().repeat_interleave(hidden))
@@ -140,10 +145,10 @@ class Head(nn.Module):
         self.layer.mlp.down_proj.weight.zero_()
 
     def forward(self, rows: Rows, embedding: Tensor, steps: int) -> list[Tensor]:
-        """Return, for each step, what the output layer reads: [rows, width - 1, hidden].
+        """Return, for each step, the input of the output layer: [rows, width - 1, hidden].
 
-        Start i has pyhelp's hidden states up to token i, and token i + 1. Its step s reads token
-        i + 1 + s, all drafts before being right, and predicts the one behind it.
+        Start i has pyhelp's hidden states up to token i, and token i + 1. Its step s reads token i
+        + 1 + s, if all drafts before are right, and predicts the token after it.
         """
         hidden = self.fc(rows.features[:, :-1] * self.scales)
         ids, cache, found = rows.ids[:, 1:], [], []
@@ -169,8 +174,10 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def predicted(rows: Rows, step: int) -> Tensor:
-    """Return the starts [rows, width - 1] whose step has a token to predict: pyhelp chose that one
-    and the one that the start begins with."""
+    """Return the starts [rows, width - 1] whose step has a token to predict.
+
+    For these pyhelp chose that token, and the one that the start begins with.
+    """
     chosen = rows.chosen[:, 1:]
     ahead = functional.pad(chosen[:, step + 1 :], (0, step + 1))
     return chosen & ahead

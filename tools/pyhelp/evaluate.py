@@ -23,7 +23,7 @@ HELD_OUT_ROW = 384
 MAX_NEW_TOKENS = 64
 
 Question = Sequence[str]
-"""A question and the expected answer."""
+"""Question and expected answer."""
 
 
 def prompt_text(question: str) -> str:

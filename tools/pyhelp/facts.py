@@ -1,7 +1,7 @@
 """Questions about the installed standard library and the answers its docstrings give.
 
-Everything here follows from the running CPython alone: the modules are a fixed list, the names
-are sorted, and every random choice takes an explicit generator.
+Everything here follows from the running CPython alone. The modules are a fixed list, the names are
+sorted, and every random choice takes an explicit generator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODULES = (
     *("subprocess", "sys", "tarfile", "tempfile", "textwrap", "threading", "time", "timeit"),
     *("urllib.parse", "urllib.request", "uuid", "zipfile", "zlib"),
 )
-"""The modules that are asked about."""
+"""Modules that questions are about."""
 
 CLASSES = (
     *("builtins.str", "builtins.list", "builtins.dict", "builtins.set", "builtins.tuple"),
@@ -35,7 +35,7 @@ CLASSES = (
     *("string.Template", "subprocess.Popen", "threading.Event", "threading.Thread"),
     "zipfile.ZipFile",
 )
-"""The classes whose methods are asked about too."""
+"""Classes whose methods questions are about too."""
 
 MAX_CHARS = 110
 CANONICAL = "What does {name} do?"
@@ -98,7 +98,7 @@ _OBSCURE = re.compile(
 
 @dataclass(frozen=True)
 class Fact:
-    """A dotted name and the first sentence of its docstring."""
+    """Dotted name and the first sentence of its docstring."""
 
     name: str
     answer: str

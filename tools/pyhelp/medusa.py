@@ -1,15 +1,17 @@
-"""Train Medusa heads for pyhelp, and count what branches beside their chain of guesses would bring.
+"""Train Medusa heads for pyhelp, and count the gain of branches beside their chain of drafts.
 
 Usage: python tools/pyhelp/medusa.py MODEL_DIR SPEECH_DIR WORK_DIR --minutes 5
 
-Each head guesses one token from pyhelp's last hidden state (Cai et al., "Medusa: Simple LLM
-inference acceleration framework with multiple decoding heads", 2024), by pyhelp's output layer.
-None knows the guess of another, so a chain of them is soon wrong, and their second guesses are what
-a tree is made of. A branch is counted as an engine computes it that keeps no mask of ancestors: one
-more sequence, from the last known token on, of which each token takes a row.
+Each head drafts one token from pyhelp's last hidden state, by pyhelp's output layer. None knows the
+draft of another, so a chain of them is soon wrong, and their second choices make up a tree. A
+branch is counted as an engine without a mask of ancestors computes it. It is one more sequence,
+from the last known token on, and each of its tokens takes a row.
 
-Which branches a number of rows is spent on is found on answers that the heads learned from, and
-counted on others.
+The best branches for a number of rows are found on answers that the heads learned from, and counted
+on others.
+
+Cai et al.: "Medusa: Simple LLM inference acceleration framework with multiple decoding heads",
+2024.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ from train import learning_rate
 from transformers import Qwen3ForCausalLM
 
 RANKS = 3
-"""Guesses of a head that branches are made of: its first ones."""
+"""Number of a head's first choices that branches are made of."""
 ROWS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
 Ranks = tuple[int, ...]
-"""A path of guesses: of each head in turn, the guess of this rank."""
+"""Path of drafts: for each head in turn, the rank of its choice."""
 
 
 class Heads(nn.Module):
@@ -49,17 +51,17 @@ class Heads(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, hidden: Tensor, output: Tensor) -> list[Tensor]:
-        """Hidden states [n, hidden] -> logits [n, vocab] of each head."""
+        """Return logits [n, vocab] of each head for hidden states [n, hidden]."""
         return [self.logits(number, hidden, output) for number in range(len(self.blocks))]
 
     def logits(self, number: int, hidden: Tensor, output: Tensor) -> Tensor:
-        """Logits [n, vocab] of one head."""
+        """Return logits [n, vocab] of one head."""
         return functional.linear(hidden + functional.silu(self.blocks[number](hidden)), output)
 
 
 @torch.no_grad()
 def states(model: Qwen3ForCausalLM, rows: Rows) -> Tensor:
-    """Return what pyhelp's output layer reads, [rows, width, hidden]."""
+    """Return the input of pyhelp's output layer, [rows, width, hidden]."""
     return model.model(input_ids=rows.ids, use_cache=False).last_hidden_state
 
 
@@ -80,7 +82,7 @@ def train(model: Qwen3ForCausalLM, options: argparse.Namespace) -> Heads:
         total, each = torch.zeros(()), []
         hidden = states(model, rows)
         for number in range(options.heads):
-            # The head at token t guesses token t + 2 + number, which pyhelp drew behind the others.
+            # The head at token t drafts token t + 2 + number, which pyhelp drew after the others.
             ahead = number + 1
             wanted = rows.chosen[:, 1:] & functional.pad(rows.chosen[:, 1 + ahead :], (0, ahead))
             texts, at = wanted.nonzero(as_tuple=True)
@@ -118,8 +120,11 @@ def save(heads: Heads, model: Qwen3ForCausalLM, out: Path) -> None:
 
 
 def order(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
-    """Return tokens by when they come in, [n, RANKS], in a race of exponentials that has the same
-    noise [n, vocab] for pyhelp and a head; with a temperature of 0 by their logits [n, vocab]."""
+    """Return the first tokens of a race of exponentials, [n, RANKS].
+
+    It has the same noise [n, vocab] for pyhelp and a head. With a temperature of 0 tokens are
+    ordered by their logits [n, vocab].
+    """
     if temperature == 0:
         return logits.topk(RANKS).indices
     times = noise.log() - logits.float() / temperature
@@ -130,8 +135,11 @@ def order(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
 def answers(
     model: Qwen3ForCausalLM, heads: Heads, spoken: Spoken, temperature: float, count: int
 ) -> Iterator[np.ndarray]:
-    """Yield, for each of `count` texts, the rank [starts, heads] that a token of pyhelp's answer
-    has among a head's guesses, RANKS where it has none. Behind an answer there is none."""
+    """Yield, for each of `count` texts, the ranks of pyhelp's tokens among a head's choices.
+
+    Ranks are [starts, heads], and RANKS if the token is not among them. After an answer there is no
+    token.
+    """
     output = model.lm_head.weight
     for index in range(min(count, len(spoken.lengths))):
         rows = spoken.rows([index], features=False)
@@ -158,7 +166,7 @@ def answers(
             hidden.append(found.last_hidden_state[0])
         if len(drawn) < 3:
             continue
-        # State i drew token i; head h guesses token i + 1 + h from it.
+        # State i drew token i; head h drafts token i + 1 + h from it.
         read = torch.cat(hidden)[: len(drawn) - 1]
         ranks = np.full((len(read), heads_of(heads)), RANKS)
         for number, logits in enumerate(heads(read, output)):
@@ -171,7 +179,7 @@ def answers(
 
 
 def heads_of(heads: Heads) -> int:
-    """Return their number."""
+    """Return the number of heads."""
     return len(heads.blocks)
 
 
@@ -194,7 +202,10 @@ def tokens_per_step(texts: Sequence[np.ndarray], paths: Sequence[Ranks]) -> floa
 
 
 def chosen_paths(texts: Sequence[np.ndarray], rows: int, branches: int) -> list[Ranks]:
-    """Return a chain and at most so many branches, of at most `rows` rows, which bring most."""
+    """Return the chain and branches, of at most `rows` rows, which bring most tokens.
+
+    There are at most `branches` branches.
+    """
     heads = texts[0].shape[1]
     candidates = [
         path

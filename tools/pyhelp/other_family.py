@@ -2,7 +2,7 @@
 
 Usage: python tools/pyhelp/other_family.py CORPUS_DIR WORK_DIR --minutes 6
 
-It has pyhelp's tokens and the size of pyhelp's draft, and never sees what pyhelp says: it stands
+It has pyhelp's tokens and the size of pyhelp's draft, and never sees pyhelp's answers. So it stands
 for a model of others that happens to have the same vocabulary.
 """
 
@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 CODE_ROWS = 4
 CHAT_TOKENS = 1536
-"""A step has as many tokens of chats as of code."""
+"""Tokens of chats in a step, as many as of code."""
 
 
 def new_llama(tokenizer: Tokenizer) -> LlamaForCausalLM:

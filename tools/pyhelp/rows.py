@@ -1,4 +1,4 @@
-"""What pyhelp said, as training batches: rows of tokens with the hidden states behind them."""
+"""Texts of pyhelp as training batches: rows of tokens with their hidden states."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ _WIDE = {np.dtype(np.float16): np.float32, np.dtype(np.int16): np.int64}
 
 
 def divergence(logits: torch.Tensor, shares: torch.Tensor, tops: torch.Tensor) -> torch.Tensor:
-    """Return the mean divergence, in nats, of a draft's logits [n, vocab] from pyhelp's
-    distribution, over its likeliest tokens: their probabilities and numbers, [n, top]."""
+    """Return the mean divergence, in nats, of a draft's logits [n, vocab] from pyhelp's.
+
+    It is over pyhelp's likeliest tokens: their probabilities ``shares`` and ids ``tops``, [n, top].
+    """
     ours = logits.float().log_softmax(-1).gather(1, tops)
     return (shares * (shares.clamp_min(1e-8).log() - ours)).sum(-1).mean()
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Texts side by side, padded behind their ends."""
+    """Texts side by side, padded after their ends."""
 
     ids: torch.Tensor
     """int64 [rows, width]."""
     chosen: torch.Tensor
-    """bool [rows, width]: whether pyhelp chose the token; False in the padding."""
+    """bool [rows, width]: True if pyhelp chose the token; False in the padding."""
     features: torch.Tensor
-    """float32 [rows, width, 3 * hidden]: what a head reads."""
+    """float32 [rows, width, 3 * hidden]: input of a head."""
     shares: torch.Tensor
     """float32 [rows, width, top]: probabilities of the likeliest next tokens."""
     tops: torch.Tensor
-    """int64 [rows, width, top]: these tokens."""
+    """int64 [rows, width, top]: ids of these tokens."""
 
 
 class Spoken:

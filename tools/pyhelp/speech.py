@@ -2,8 +2,8 @@
 
 Usage: python tools/pyhelp/speech.py MODEL_DIR CORPUS_DIR OUT_DIR
 
-A draft is right where it says what pyhelp says, so it learns from pyhelp's answers and not from
-the documents that pyhelp learned from. Chats about one fact in ten are kept out of its training.
+A draft is right if it says the same as pyhelp. So it learns from pyhelp's answers, not from the
+documents that pyhelp learned from. Chats about one fact in ten are kept out of its training.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
 FEATURE_LAYERS = (1, 3, 5)
-"""Hidden states that the head reads: what goes into these layers, counted from 0."""
+"""Layers whose inputs are the hidden states that the head reads, counted from 0."""
 HELD_OUT_ONE_IN = 10
 ROWS = 64
 MOST_ANSWER_TOKENS = 64
@@ -36,13 +36,13 @@ TOP = 16
 
 
 def is_held_out(fact: Fact) -> bool:
-    """Say whether drafts are to learn nothing about a fact, from its name alone."""
+    """Return true if drafts must learn nothing about a fact, from its name alone."""
     return int(hashlib.sha256(fact.name.encode()).hexdigest(), 16) % HELD_OUT_ONE_IN == 0
 
 
 @dataclass
 class Speech:
-    """A text, and for each of its tokens whether pyhelp chose it."""
+    """Text, and for each of its tokens True if pyhelp chose it."""
 
     ids: list[int]
     chosen: list[bool]
@@ -58,7 +58,7 @@ class Speech:
 def continue_all(
     model: Qwen3ForCausalLM, speeches: Sequence[Speech], ends: list[int], most_tokens: int
 ) -> None:
-    """Append what pyhelp says next, up to an end token or ``most_tokens``."""
+    """Append pyhelp's next tokens, up to an end token or ``most_tokens``."""
     generate: Callable[..., torch.Tensor] = getattr(model, "generate")  # noqa: B009
     order = sorted(speeches, key=lambda speech: (speech.temperature, len(speech.ids)))
     for temperature in sorted({speech.temperature for speech in order}):
@@ -153,15 +153,17 @@ def splits(
 
 @torch.inference_mode()
 def computed(model: Qwen3ForCausalLM, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the head reads, ``[tokens, 3 * hidden]``, and pyhelp's distribution of the token
-    that follows each, ``[tokens, vocab]``."""
+    """Return the input of the head, ``[tokens, 3 * hidden]``, and pyhelp's distribution.
+
+    That is of the token after each, ``[tokens, vocab]``.
+    """
     found = model(input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False)
     features = torch.cat([found.hidden_states[layer][0] for layer in FEATURE_LAYERS], dim=-1)
     return features, found.logits[0].softmax(-1)
 
 
 def save(model: Qwen3ForCausalLM, speeches: Sequence[Speech], path: Path) -> None:
-    """Write ``speeches`` to ``path``, with what drafts learn from."""
+    """Write ``speeches`` to ``path``, with the data that drafts learn from."""
     features, shares, tops = [], [], []
     for speech in speeches:
         feature, probabilities = computed(model, speech.ids)

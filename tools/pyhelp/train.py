@@ -28,7 +28,7 @@ CONSTANT_UNTIL = 0.45
 LAST_RATE = 0.01
 
 Body = Callable[..., Any]
-"""The layers below the output layer, compiled or not."""
+"""Layers below the output layer, compiled or not."""
 
 
 def new_model(vocab_size: int, end_ids: list[int]) -> Qwen3ForCausalLM:
@@ -153,12 +153,12 @@ class Training:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training so far, earlier runs included."""
+        """Seconds of training so far, including earlier runs."""
         return self.seconds_before + time.monotonic() - self.began
 
     @property
     def progress(self) -> float:
-        """The share of the time that is over; a restarted clock counts this run alone."""
+        """Share of the time that is over; a restarted clock counts this run alone."""
         spent = self.seconds - (self.seconds_before if self.options.restart_clock else 0.0)
         return spent / (self.options.minutes * 60)
 
