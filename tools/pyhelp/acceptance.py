@@ -3,8 +3,8 @@
 Usage: python tools/pyhelp/acceptance.py MODEL_DIR SPEECH_DIR --draft DRAFT_DIR --eagle HEAD_DIR
 
 A draft token is right if it is the token that pyhelp draws itself, by its own noise. At temperature
-1 it compares three ways of drafting: the draft's likeliest token, a draw with noise of the draft's
-own, and one with pyhelp's noise. In the last a race of exponentials draws both tokens.
+1 it compares three drafts: the draft's likeliest token, a draw with noise of the draft's own, and
+one with pyhelp's noise. In the last a race of exponentials draws both tokens.
 
 Daliri, Musco, Suresh: "Coupling without communication and drafter-invariant speculative decoding",
 2024.
