@@ -118,7 +118,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNam
     """
 
     drafter: Annotated[str, text(1, MAX_DRAFTER_CHARS)]
-    """Drafter: a plugin's name, with options behind it as in "suffix:max_depth=32", or a class of a
+    """Drafter: a plugin's name, with options after it as in "suffix:max_depth=32", or a class of a
     file, "FILE.py:CLASS". An unknown name raises when the engine is made if only bundled plugins
     could offer it, else when the engine is entered.
     """
@@ -327,7 +327,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     """
     reranker: RerankerName = "auto"
     """Way in which the model tells the relevance of a document to a query. As Qwen3-Reranker,
-    "qwen3": by "yes" and "no" behind its prompt. Not at all, "none": embeddings are compared. With
+    "qwen3": by "yes" and "no" after its prompt. Not at all, "none": embeddings are compared. With
     "auto", what the model's files say: a classifier of one label, or one by tokens.
     """
     speculation: Annotated[Speculation | None, optional(_speculation)] = None

@@ -33,7 +33,7 @@ class Request(Protocol):
 
 
 def until_disconnected(request: Request | Receive) -> AbstractAsyncContextManager[None]:
-    """Cancel the block when the client of `request` disconnects, and continue after the block.
+    """Cancel the block when the client of `request` disconnects, and go on after it.
 
     `request` is a request object with a `receive` attribute, or ASGI's `receive` itself. Read the
     body first: later messages are thrown away. Exceptions of the block propagate unchanged, and so

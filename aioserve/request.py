@@ -205,7 +205,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     drafted_tokens: int = 0
     """Draft tokens of the engine's drafter that steps verified; 0 without `speculation`."""
     accepted_draft_tokens: int = 0
-    """Draft tokens that were right, and so became tokens of a sample, unless they are behind its
+    """Draft tokens that were right, and so became tokens of a sample, unless they are after its
     end. It is `completion_tokens_details.accepted_prediction_tokens` of the OpenAI API.
     """
 

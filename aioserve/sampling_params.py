@@ -99,7 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeBy
     """Draw from these ids alone; 1 to 262,144. Kept as a tuple."""
     bad_words: Sequence[str] = ()
     """Texts that the answer may not have: up to 64, of up to 64 characters. A text's last token is
-    never drawn behind its others, as the text is encoded at the start and behind a space. Kept as a
+    never drawn after its others, as the text is encoded at the start and after a space. Kept as a
     tuple.
     """
     logits_processors: Sequence[str] = ()

@@ -86,7 +86,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, metaclass=Made
     """
     max_whitespace: int | None = None
     """Most white space at each place of JSON, in characters, in [0, 32]. None: at most one space
-    behind a colon and a comma, where `json.dumps` has one. Kinds with JSON only.
+    after a colon and a comma, where `json.dumps` has one. Kinds with JSON only.
     """
 
     def __post_init__(self) -> None:

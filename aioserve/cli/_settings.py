@@ -98,7 +98,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     is_secret: bool = False
     """True if its value is never shown."""
     is_argument: bool = False
-    """True if it is no flag, but the word behind the verb."""
+    """True if it is no flag, but the word after the verb."""
     is_repeated: bool = False
     """True if its flag is given once for each entry, which may hold commas."""
     part: Part | None = None

@@ -85,7 +85,7 @@ class Rules:
         """Schemas of the JSON in the grammar."""
         self._lines: list[str] = []
         self.is_spaced: bool = max_whitespace is None
-        """True if one space may stand behind a comma and a colon of JSON, and none elsewhere."""
+        """True if one space may stand after a comma and a colon of JSON, and none elsewhere."""
         self.gap: str = "" if max_whitespace == 0 else "WS?"
         """White space within the JSON of a call. Around it a model writes some anyway."""
         self.space: str = rf"[ \t\n\r]{{1,{max_whitespace or 1}}}"

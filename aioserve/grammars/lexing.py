@@ -1,6 +1,6 @@
 """Finds the terminals of a grammar that can't be read one by one, the longest first.
 
-    root: WORD "x" | "(" root ")"       WORD, [a-z]*, takes the "x" behind it as well
+    root: WORD "x" | "(" root ")"       WORD, [a-z]*, takes the "x" after it as well
 
 A lexer reads on as long as any terminal goes on. A terminal that has ended may be followed by a
 character by which another, or itself, goes on. Then the text that was meant is lost. The terminal

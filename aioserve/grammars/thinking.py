@@ -43,7 +43,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_large(self) -> bool:
-        """True if the grammar behind the reasoning is large: see `Grammar.is_large`."""
+        """True if the grammar after the reasoning is large: see `Grammar.is_large`."""
         return self.grammar is not None and self.grammar.is_large
 
     def matcher(self, end_ids: Set[int]) -> ThinkingMatcher:

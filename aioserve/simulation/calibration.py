@@ -266,7 +266,7 @@ def _least_absolute(rows: Floats, seconds: Floats, used: npt.NDArray[np.bool_]) 
 
 
 PROFILE = re.compile(r"(.+\.(?:csv|jsonl)(?:\.gz)?)(?::([^:]*))?")
-"""Pattern of a profile's file, and the setup behind it."""
+"""Pattern of a profile's file, and the setup after it."""
 
 MOST_DRAWN_OUT = 2.0
 """Largest ratio of a run of one batch to the sum of its parts."""

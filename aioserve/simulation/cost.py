@@ -425,7 +425,7 @@ class TableSteps:
             return self._table.outside(replace(load, context_tokens=context))
 
         self._steps += count
-        # Context grows, so all steps behind the first outside step are outside too.
+        # Context grows, so all steps after the first outside step are outside too.
         begins = bisect_left(range(count), True, key=lambda step: outside(step) is not None)
         if begins < count:
             self._outside += count - begins

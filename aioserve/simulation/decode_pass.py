@@ -248,7 +248,7 @@ class DecodePass:
         for sequence in self.sequences:
             pages, known = sequence.lease.page_table.page_ids, sequence.num_known - 1
             size = memory.page_size
-            # A page that begins behind the known tokens belongs to the step in flight.
+            # A page that begins after the known tokens belongs to the step in flight.
             sequence.proven_pages = (
                 pages if tokens_in_part(known, size) else pages[: full_pages(known, size)]
             )

@@ -56,7 +56,7 @@ def _may_write_for(
 ) -> bool:
     """True if the next page that a running sequence publishes may be one that the head could use.
 
-    That page would be behind the pages `found`. The sequence must have published at most
+    That page would be after the pages `found`. The sequence must have published at most
     `len(found)` pages.
     """
     lease, published = sequence.lease, sequence.lease.published

@@ -86,7 +86,7 @@ class SpeculationMetrics(msgspec.Struct, frozen=True):
     tokens_per_step: float | None
     """Mean tokens of completions that a step brought a sequence; None if no tokens came."""
     drafted: tuple[int, ...]
-    """Draft tokens by their place: entry 0 counts those directly behind a sequence's last token."""
+    """Draft tokens by their place: entry 0 counts those directly after a sequence's last token."""
     accepted: tuple[int, ...]
     """Draft tokens by place that were right, with all before them in their step."""
 

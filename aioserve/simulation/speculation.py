@@ -144,7 +144,7 @@ class SimulatedGuesses:
         return replace(item, start=self._reached[item.slot] - 1)
 
     def _num_right(self, sequence_id: int, position: int, guesses: int) -> int:
-        """Return the number of draft tokens before the first wrong one; those behind the end are
+        """Return the number of draft tokens before the first wrong one; those after the end are
         wrong.
         """
         prompt_tokens, draws, chances = self._requests[sequence_id]

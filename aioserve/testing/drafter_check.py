@@ -46,7 +46,7 @@ class DraftTimes(msgspec.Struct, frozen=True):
 
     start_seconds: float
     step_seconds: float
-    """Mean time to take in the token of a step and to draft the tokens behind it."""
+    """Mean time to take in the token of a step and to draft the tokens after it."""
 
 
 def check_drafter(make_drafter: Callable[[], Drafter], *, max_examples: int = 100) -> DraftTimes:
@@ -242,7 +242,7 @@ def _ids(token_ids: Sequence[int]) -> TokenIds:
 # -- results
 
 Guesses = dict[tuple[int, int], list[Any]]
-"""Draft tokens by the number of their group and their slot, with a list for each branch behind
+"""Draft tokens by the number of their group and their slot, with a list for each branch after
 them. Slots are counted from 0 wherever they begin.
 """
 

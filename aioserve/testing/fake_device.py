@@ -331,7 +331,7 @@ class FakeDevice:
         return self._entries.item(page * self.page_size + offset)
 
     def _sample(self, item: WorkItem, row: SampleRow, masks: Sequence[Mask | None]) -> list[int]:
-        """Draw one token; of draft tokens, as many as equal the drawn ones, and one behind them.
+        """Draw one token; of draft tokens, as many as equal the drawn ones, and one after them.
 
         `masks` are those of each place in turn, up to one that is late.
         """

@@ -128,7 +128,7 @@ def replay(
     - `trace` is a file of any format that `aioserve simulate` reads, the name of one of its made-up
       workloads, or requests.
     - `policy` is a fresh policy object, the name of an installed one, or `FILE.py:CLASS`, with
-      options behind it.
+      options after it.
     - `cost` is the time of steps, in place of `model` and `hardware` or `cost_table`.
     - `eviction` is a strategy object, or the name of a strategy that is native or installed.
     - `requests` is a file, `*.csv` or `*.jsonl`, that gets a line for each request.

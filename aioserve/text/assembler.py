@@ -25,7 +25,7 @@ class TextAssembler:
     character, and ruled out that it is part of a stop string. The results of all pushes and of
     `finish`, joined, are `tokenizer.decode` of the pushed ids, cut before the first stop string.
     The text of an id that ended the completion is left out. With `include_stop_str_in_output` that
-    text is included, and the cut is behind the stop string.
+    text is included, and the cut is after the stop string.
 
     A stop string ends the completion if a token after the first `min_tokens` makes its last
     character final; it may begin before. Of `params`, only these two fields and `stop` are used.

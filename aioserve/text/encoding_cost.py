@@ -1,6 +1,6 @@
 """Bounds on the work of a tokenizer before it has tokens, by the steps of its file.
 
-Normalizers and the steps behind them replace characters by several, and consecutive ones multiply:
+Normalizers and the steps after them replace characters by several, and consecutive ones multiply:
 forty that double make a trillion of one. A file like that is refused. Regular expressions may
 backtrack, for a time that is a power of the text's length, or doubles with each character. A
 tokenizer with slow expressions encodes only on threads.
@@ -26,7 +26,7 @@ QUICK_GROWTH = 64
 BYTE_GROWTH = 4
 """Characters from one: it has up to four bytes, each of which becomes one."""
 SPACED_GROWTH = 3
-"""Characters from one: itself, with a space before and behind it."""
+"""Characters from one: itself, with a space before and after it."""
 MAX_REPEATS = 2
 """Most unbounded repeats in one alternative of a quick expression: it takes at most the square of a
 text's length.
@@ -91,7 +91,7 @@ def _growth(step: Mapping[str, Any]) -> int:
 def _longest(charsmap: str) -> int:
     """Return the most characters that a SentencePiece map writes for one.
 
-    The data has a table, whose size comes first, and then texts, each with a zero behind it.
+    The data has a table, whose size comes first, and then texts, each with a zero after it.
     """
     data = base64.b64decode(charsmap)
     texts = data[4 + int.from_bytes(data[:4], "little") :].decode(errors="replace")

@@ -8,7 +8,7 @@
 A harmony template leaves out further calls of a message, and takes each result for one of the call
 before it. It refuses a message with calls that has both reasoning and content: text before a call
 is reasoning there. It reads only the first message of instructions. So this module rearranges them:
-nothing is lost, and clients needn't know. Instructions behind other messages are refused.
+nothing is lost, and clients needn't know. Instructions after other messages are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Message = dict[str, Any]
 
 
 def with_single_calls(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with one call in each, and its results behind it.
+    """Return the messages with one call in each, and its results after it.
 
     Results of unknown calls stay behind those of the last call.
     """
@@ -47,7 +47,7 @@ def with_single_calls(messages: Sequence[Message]) -> list[Message]:
 def with_joined_instructions(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with the leading system and developer messages joined into one.
 
-    Raises `InvalidPromptError` for such a message behind others: the template would leave it out.
+    Raises `InvalidPromptError` for such a message after others: the template would leave it out.
     """
     count = 0
     while count < len(messages) and messages[count]["role"] in ("system", "developer"):

@@ -42,7 +42,7 @@ class StopAutomaton:
         self._starts = re.compile("[" + "".join(map(re.escape, self._goto[0])) + "]")
 
     def step(self, state: int, char: str) -> int:
-        """Return the state behind `char`. Costs O(1) amortised over a text."""
+        """Return the state after `char`. Costs O(1) amortised over a text."""
         goto, fail = self._goto, self._fail
         while state and char not in goto[state]:
             state = fail[state]
@@ -91,11 +91,11 @@ class StopStrings:
 
     Read character by character, the text ends with the first character at which it contains a stop.
     The longest of several stops that end there counts. Everything before that stop is delivered,
-    the stop and all behind it never. Without a match, exactly the longest end of the text that
+    the stop and all after it never. Without a match, exactly the longest end of the text that
     begins some stop is held back. So that is at most the longest stop minus one character. Costs
     O(1) amortised per character.
 
-    With `include` the text is cut behind the stop instead, and nothing is held back. Text may also
+    With `include` the text is cut after the stop instead, and nothing is held back. Text may also
     be pushed in which no stop can end; a stop may begin there.
     """
 

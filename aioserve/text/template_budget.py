@@ -39,7 +39,7 @@ _CONTAINERS += (type({}.items()), type({}.keys()), type({}.values()))
 SCOPES = frozenset(("_loop_vars", "_block_vars"))
 """Arguments of the library's own, beside those of a call."""
 _WIDE_FORMAT = re.compile(r"%\([^()]*\(|%(?:\([^()]*\))?[^%a-zA-Z]*(?:\d{5}|\*)")
-"""Pattern of a width of five digits or one from an argument, possibly behind a key; or of a key
+"""Pattern of a width of five digits or one from an argument, possibly after a key; or of a key
 with parentheses.
 """
 _WIDE_FIELD = re.compile(r"\{[^{}]*(?:\d{5}|\{)")

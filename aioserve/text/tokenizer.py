@@ -116,7 +116,7 @@ class Tokenizer:
 
     @cached_property
     def frame(self) -> tuple[int, int]:
-        """Number of special tokens before and behind a text that is encoded with them."""
+        """Number of special tokens before and after a text that is encoded with them."""
         plain = self.encode("a", add_special_tokens=False)
         framed = self.encode("a")
         for before in range(len(framed) - len(plain) + 1):
@@ -158,7 +158,7 @@ class Tokenizer:
             raise InvalidPromptError(f"text can't be encoded as UTF-8: {_why(text)}") from error
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
-        """Return the ids of `word` at the start of a text, and behind a space.
+        """Return the ids of `word` at the start of a text, and after a space.
 
         A vocabulary may have other ways to the same text; these are the ones that a model takes.
         """
@@ -180,7 +180,7 @@ class Tokenizer:
         return encoding.ids, [end for _, end in encoding.offsets]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what one token writes behind others: the name of a special one, its bytes
+        """Return what one token writes after others: the name of a special one, its bytes
         otherwise.
 
         Empty for an id outside the vocabulary. Raises `InvariantError` for an invalid id.

@@ -302,7 +302,7 @@ class _Scan:
         return kind
 
     def _keys(self) -> Iterator[str]:
-        """Yield the keys of the object that begins here; the caller moves behind the value of
+        """Yield the keys of the object that begins here; the caller moves past the value of
         each.
         """
         seen: set[str] = set()
@@ -336,7 +336,7 @@ class _Scan:
         return runs
 
     def _skip(self) -> _Span:
-        """Move behind the value that begins here; return its span."""
+        """Move past the value that begins here; return its span."""
         start = self._position
         if self._next() not in (b"{", b"["):
             self._match(_SCALAR)

@@ -24,7 +24,7 @@ _WRITTEN_MARK = re.compile("<[|\uff5c][^<>|\uff5c]+[|\uff5c]>")
 def unended_mark(
     template: ChatTemplate, tokenizer: Tokenizer, end_ids: Collection[int]
 ) -> str | None:
-    """Return the name of the mark behind the assistant's turns, if it is none of `end_ids`.
+    """Return the name of the mark after the assistant's turns, if it is none of `end_ids`.
 
     None if an answer ends there, if no mark closes turns, and if the template doesn't take these
     turns.
@@ -43,7 +43,7 @@ def unended_mark(
 def _mark_behind(
     template: ChatTemplate, tokenizer: Tokenizer, messages: list[dict[str, str]]
 ) -> str | None:
-    """Return the first mark that is written behind the answer."""
+    """Return the first mark that is written after the answer."""
     try:
         text = template.render(messages, add_generation_prompt=False)
     except (InvalidPromptError, RequestFailedError):

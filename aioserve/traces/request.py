@@ -1,7 +1,7 @@
 """One request of a trace: its sender and arrival, the lengths of prompt and answer, and its shared
 blocks.
 
-Traces hold no text. A prompt is a list of block ids, and equal ids stand for equal tokens behind
+Traces hold no text. A prompt is a list of block ids, and equal ids stand for equal tokens after
 equal tokens: KV that can be reused. Tokens are made of them by `prompt_ids`.
 """
 
@@ -159,7 +159,7 @@ def at_rate(trace: Sequence[TraceRequest], requests_per_second: float) -> list[T
 def repeated(trace: Sequence[TraceRequest], count: int) -> list[TraceRequest]:
     """Return `count` requests: the trace again and again.
 
-    Each repetition begins behind the last arrival of the one before, by the mean gap of arrivals.
+    Each repetition begins after the last arrival of the one before, by the mean gap of arrivals.
     Numbers go on, and `follows` stays within one repetition. Block ids and sessions stay, so
     prompts find what the repetition before has left in the cache.
 

@@ -48,7 +48,7 @@ def synthetic_trace(
 
 
 def _prefix_trees(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
-    """Four system prompts, eight sets of examples behind each, and a question of its own.
+    """Four system prompts, eight sets of examples after each, and a question of its own.
 
     Some system prompts and examples are much more frequent than others.
     """

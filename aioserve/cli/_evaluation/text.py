@@ -94,7 +94,7 @@ def tokens_of_text(text: str, engine: Engine, max_tokens: int | None) -> Evaluat
 def bytes_of_tokens(text: str, ends: Sequence[int]) -> npt.NDArray[np.float64]:
     """Return the bytes of each token, float64 `[tokens]`, from the tokens' ends in characters.
 
-    Text between two tokens counts for the second, and text behind all of them for the last.
+    Text between two tokens counts for the second, and text after all of them for the last.
     """
     reached = np.maximum.accumulate(np.array(ends, np.int64))
     reached[-1] = len(text)

@@ -29,7 +29,7 @@ class Window(NamedTuple):
 
 
 def sliding_windows(num_tokens: int, size: int, stride: int, num_before: int) -> list[Window]:
-    """Return windows of at most `size` tokens, each `stride` tokens behind the one before.
+    """Return windows of at most `size` tokens, each `stride` tokens after the one before.
 
     Each token is scored once, except a text's first token without special tokens before it. A token
     has at least `size - stride + num_before` tokens of context, or all that precede it.
@@ -51,7 +51,7 @@ def second_halves(num_tokens: int, context: int, num_before: int) -> list[Window
     """Return the windows of llama.cpp's perplexity: consecutive chunks of `context` tokens, BOS
     included.
 
-    The second half of each is scored, except its first token. Tokens behind the last whole chunk
+    The second half of each is scored, except its first token. Tokens after the last whole chunk
     are left out. In each chunk but the first, BOS replaces a token.
     """
     return [

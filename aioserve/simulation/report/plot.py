@@ -93,7 +93,7 @@ Point = tuple[float, float]
 
 
 def number(value: float) -> str:
-    """Return the text of a number with at most two digits behind the point."""
+    """Return the text of a number with at most two digits after the point."""
     return f"{value:.2f}".rstrip("0").rstrip(".").replace("-0", "0", 1) if value else "0"
 
 

@@ -102,7 +102,7 @@ class Tail(msgspec.Struct, frozen=True):
 
 
 class WithNever(msgspec.Struct, frozen=True):
-    """Axis of finite values, if there are any, with a place for infinite ones behind them."""
+    """Axis of finite values, if there are any, with a place for infinite ones after them."""
 
     finite: Linear | Log | None
 

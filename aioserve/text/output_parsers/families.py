@@ -72,7 +72,7 @@ class Llama3JsonParser(ToolParser):
 
         {"name": "get_weather", "parameters": {"city": "Oslo"}}
 
-    possibly behind the token <|python_tag|>. With that token, a call may also follow content.
+    possibly after the token <|python_tag|>. With that token, a call may also follow content.
     Several calls have a semicolon, a comma or white space between them.
     """
 
@@ -97,7 +97,7 @@ class Llama3JsonParser(ToolParser):
                 held = ""
 
     def _calls(self, raw: str) -> Reading[str]:
-        """Read consecutive calls; return the white space behind the last."""
+        """Read consecutive calls; return the white space after the last."""
         while True:
             end = yield from self._call(raw)
             if end is CallEnd.BROKEN:
@@ -120,7 +120,7 @@ class MistralParser(ToolParser):
         [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Oslo"}}]
         [TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]...
 
-    An id may stand before the arguments: [CALL_ID]VvvODy9mT[ARGS]. Text behind the list, or behind
+    An id may stand before the arguments: [CALL_ID]VvvODy9mT[ARGS]. Text after the list, or after
     the arguments, is content.
     """
 
@@ -151,7 +151,7 @@ class MistralParser(ToolParser):
                 raw = yield from self._broken_arguments(MISTRAL_CALLS)
 
     def _list(self, raw: str) -> Reading[tuple[CallEnd, str]]:
-        """Read a list; return how it ended, and the white space behind it."""
+        """Read a list; return how it ended, and the white space after it."""
         raw += yield from self._spaces()
         while True:
             end = yield from self._call(raw)
@@ -229,7 +229,7 @@ class DeepSeekV31Parser(ToolParser):
                 marks = (*begins, *ends)
 
     def _named(self, raw: str) -> Reading[CallEnd]:
-        """Read a call behind its mark; `raw` is the text that led to it."""
+        """Read a call after its mark; `raw` is the text that led to it."""
         name, before = yield from self._head()
         raw += before
         if not name or (yield from self._next()) != "{":
@@ -246,7 +246,7 @@ class DeepSeekV31Parser(ToolParser):
         return name if mark else "", name + mark + spaces
 
     def _behind(self) -> Reading[str]:
-        """Read the white space behind the arguments; return it."""
+        """Read the white space after the arguments; return it."""
         return (yield from self._spaces())
 
 
@@ -291,7 +291,7 @@ class JsonCallsParser(ToolParser):
         {"name": "get_weather", "arguments": {"city": "Oslo"}}
 
     without any mark. No family of models writes this by itself: a schema of calls asks for it. Text
-    behind the list, or the call, is content. Every template takes the ids.
+    after the list, or the call, is content. Every template takes the ids.
     """
 
     name = "json"

@@ -10,7 +10,7 @@ its namespace (`browser.search`, `python`), and the arguments may be no JSON. Ev
 content: `final`, text in `commentary` before calls, and messages without a channel or in an unknown
 one. Messages of one kind are joined by a line break.
 
-A completion begins behind `<|start|>assistant`, with which the prompt ends. A head in which the
+A completion begins after `<|start|>assistant`, with which the prompt ends. A head in which the
 text ends is ignored. Text that looks like a mark is one here, except in strings of arguments, which
 only JSON ends. Marks that the model typed are escaped by `TypedMarks`.
 """
@@ -80,7 +80,7 @@ class _Head(msgspec.Struct, frozen=True):
 class HarmonyParser(ToolParser):
     """Reads a whole completion: reasoning, content and tool calls.
 
-    `opened` is the part of the first message that the prompt has written, behind its role. If
+    `opened` is the part of the first message that the prompt has written, after its role. If
     reasoning or calls aren't told apart, their messages are content as the model wrote them, marks
     included. With `has_heads` every message has a head, so the start of one is never content.
     """
@@ -110,7 +110,7 @@ class HarmonyParser(ToolParser):
         self._said: set[int] = set()
         """Kinds of parts that have had a message."""
         self.is_inside: bool = False
-        """True if more text is reasoning, or the mark behind it."""
+        """True if more text is reasoning, or the mark after it."""
         self.has_ended: bool = False
         """True if only content follows: never, as any message may be followed by reasoning."""
         super().__init__(new_id, types)
@@ -154,7 +154,7 @@ class HarmonyParser(ToolParser):
         return _Head("")
 
     def _told(self, head: _Head) -> Reading[str]:
-        """Read a message of reasoning or content, up to the mark behind it, and return the mark."""
+        """Read a message of reasoning or content, up to the mark after it, and return the mark."""
         is_raw = bool(head.function) or (head.is_reasoning and not self._tells_reasoning)
         self.is_inside = head.is_reasoning and not is_raw
         give = self._giving(self._reasoning if self.is_inside else self._content)
@@ -171,7 +171,7 @@ class HarmonyParser(ToolParser):
         return mark
 
     def _called(self, function: str) -> Reading[str]:
-        """Read a call, up to the mark behind it, and return the mark. Missing arguments become
+        """Read a call, up to the mark after it, and return the mark. Missing arguments become
         `{}`.
         """
         self._begin_call(function)
@@ -218,7 +218,7 @@ class HarmonyParser(ToolParser):
 
 
 class HarmonyChannels(msgspec.Struct, frozen=True):
-    """Reasoning in a channel of its own, which may come again behind other messages."""
+    """Reasoning in a channel of its own, which may come again after other messages."""
 
     calls: bool = False
     """True if a call follows the reasoning, and no content."""
@@ -234,7 +234,7 @@ class HarmonyChannels(msgspec.Struct, frozen=True):
         return f"{END}{START}{ROLE}{CHANNEL}{behind}"
 
     def opened_by(self, prompt_end: str, begun: str) -> str:
-        """Return the part of the first message that the prompt has written, behind its role.
+        """Return the part of the first message that the prompt has written, after its role.
 
         `prompt_end` is the end of the prompt, `begun` the content that the completion continues.
         """

@@ -21,7 +21,7 @@ _NUMBER_START = re.compile(
     r"-?(?:(?:0|[1-9][0-9]*)(?:\.(?:[0-9]+(?:[eE](?:[-+]?[0-9]*)?)?)?|[eE](?:[-+]?[0-9]*)?)?)?"
 )
 _MORE_DIGITS = re.compile(r"(?<=[0-9]{2})[0-9]+")
-"""Pattern of the digits behind the first two of a number. The first two decide how it may go on. So
+"""Pattern of the digits after the first two of a number. The first two decide how it may go on. So
 little is kept of a number, and a long one takes no longer.
 """
 _LITERALS = ("true", "false", "null")

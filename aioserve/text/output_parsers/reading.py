@@ -88,7 +88,7 @@ class TextReader:
             yield
 
     def _some(self, marks: tuple[str, ...]) -> Reading[tuple[str, str]]:
-        """Take text without a mark, and the mark behind it, if there is one.
+        """Take text without a mark, and the mark after it, if there is one.
 
         Both are empty only at the end.
         """

@@ -24,7 +24,7 @@ class ReasoningReader(TextReader):
         self._tags = opens, closes
         self._is_open = is_open
         self.is_inside: bool = is_open
-        """True if more text is reasoning, or the tag behind it: known with that tag's end."""
+        """True if more text is reasoning, or the tag after it: known with that tag's end."""
         self.has_ended: bool = False
         """True if only content follows."""
         super().__init__()

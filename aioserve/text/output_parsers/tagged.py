@@ -5,7 +5,7 @@ number (`ArgumentTypes`). Arguments are delivered as JSON, like all parsers do: 
 come, other values once they are whole.
 
 Models forget tags. A value without its closing tag ends at the next argument, or at the end of its
-call. That end is the call's consecutive closing tags, or one with another call or nothing behind
+call. That end is the call's consecutive closing tags, or one with another call or nothing after
 it.
 """
 
@@ -36,7 +36,7 @@ class TaggedParser(ToolParser):
     name_closes: ClassVar[str] = ""
     key_opens: ClassVar[str]
     key_closes: ClassVar[tuple[str, ...]]
-    """Tags behind an argument's name, in their order."""
+    """Tags after an argument's name, in their order."""
     value_closes: ClassVar[str]
     ends: ClassVar[str]
     takes_typed_marks: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class TaggedParser(ToolParser):
                     marks = (*begins, CLOSES)
 
     def _head(self, has_begun: bool) -> Reading[tuple[str, str, str]]:
-        """Read up to the arguments; return the name, the text before the mark behind it, and the
+        """Read up to the arguments; return the name, the text before the mark after it, and the
         mark.
 
         The mark is empty if this is no call.
@@ -169,7 +169,7 @@ class TaggedParser(ToolParser):
         return bool(mark)
 
     def _behind(self, tag: str) -> Reading[tuple[str, bool]]:
-        """Read behind a tag that may end a value, as far as needed to tell; return that text, and
+        """Read after a tag that may end a value, as far as needed to tell; return that text, and
         true if it does.
         """
         if tag == self.key_opens:

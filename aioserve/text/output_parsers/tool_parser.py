@@ -6,8 +6,8 @@ marks included.
 
 If arguments stop being JSON, the text up to the end mark belongs to them as the model wrote it.
 Nothing is lost, and the caller sees the mistake. Further members of a call's object are read and
-ignored. If the object stops being JSON behind its arguments, or isn't closed, the call ends with
-the arguments. The text behind them is read like text behind a call: it is content, except the end
+ignored. If the object stops being JSON after its arguments, or isn't closed, the call ends with
+the arguments. The text after them is read like text after a call: it is content, except the end
 mark. White space around calls is not content.
 """
 
@@ -104,7 +104,7 @@ class ToolParser(TextReader):
         self._end_call()
 
     def _end_call(self) -> None:
-        """End a call. White space behind it is not content, if nothing else follows."""
+        """End a call. White space after it is not content, if nothing else follows."""
         self._is_after_call = True
 
     def _give_arguments(self, fragment: str) -> None:
@@ -135,7 +135,7 @@ class ToolParser(TextReader):
 
         Behind a mark, an object with a name and without arguments is a call without arguments.
         Reading stops at the end of the object, or before text that can't be part of it. If that
-        text comes behind the arguments, it stops at their end.
+        text comes after the arguments, it stops at their end.
         """
         call, begun = CallReader(), False
         while not call.is_done and not call.is_broken and (yield from self._next()):
