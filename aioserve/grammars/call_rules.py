@@ -57,8 +57,8 @@ class Rules:
     """Grammar that is put together.
 
     Its terminals are `TEXT`, in which no call begins, and `TEXT_FIRST`, which a completion may
-    begin with. Its rules are `free` and `first`, such a text up to a mark, `call`, and those that a
-    family of models adds.
+    begin with. Its rules are `free` and `first`, each such text up to a mark, `call`, and the rules
+    that a family of models adds.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Rules:
     def texts(self, mark: str | None, name: str = "", starts: Sequence[str] = ()) -> None:
         """Add `TEXT{name}`, text without `mark` that begins with none of `starts`.
 
-        Also adds the rule `up_to{name}`, such a text up to the mark, and the mark.
+        Also adds the rule `up_to{name}`: that text up to the mark, and the mark.
         """
         without = self.without(mark) if mark else ""
         without += "".join([f" & ~(/{start}/ ANY)" for start in starts])
