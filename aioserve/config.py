@@ -326,9 +326,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     "mistral" or "none", say. With "auto", it is what the chat template is written for.
     """
     reranker: RerankerName = "auto"
-    """Way in which the model scores the relevance of a document to a query. With "qwen3", it is that
-    of Qwen3-Reranker: "yes" or "no" after its prompt. With "none", embeddings are compared. With
-    "auto", the model's files decide: a classifier of one label, or one by tokens.
+    """Way in which the model scores the relevance of a document to a query. With "qwen3", it is
+    that of Qwen3-Reranker: "yes" or "no" after its prompt. With "none", embeddings are compared.
+    With "auto", the model's files decide: a classifier of one label, or one by tokens.
     """
     speculation: Annotated[Speculation | None, optional(_speculation)] = None
     """Drafter of completions, and its limits. A drafter's name alone is

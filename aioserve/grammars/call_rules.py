@@ -57,7 +57,7 @@ class Rules:
     """Grammar that is put together.
 
     Its terminals are `TEXT`, in which no call begins, and `TEXT_FIRST`, which a completion may
-    begin with. Its rules are `free` and `first`, each such text up to a mark, `call`, and the rules
+    begin with. Its rules are `free` and `first`, texts up to a mark, `call`, and the rules
     that a family of models adds.
     """
 
