@@ -1,9 +1,8 @@
-"""Facts that a caller tells of a request: for the scheduling policy, admission checks and
-observers.
+"""Facts that a caller gives about a request, for scheduling policies, admission checks, observers.
 
 A new fact is a field of `SchedulingHints`, with its rule and its type for callers, all in this
 file. Then `Engine.stream` takes an option of the same name. Policies and plugins read it as an
-attribute of what they see of the request.
+attribute of their view of the request.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class SchedulingHints(msgspec.Struct, frozen=True, kw_only=True):
         MappingProxyType[str, str],
         mapping(text(0, MAX_METADATA_KEY_CHARS), text(0, MAX_METADATA_VALUE_CHARS), MAX_METADATA),
     ] = EMPTY_MAPPING
-    """Facts in the caller's own words, read-only; empty if it told none."""
+    """Facts in the caller's own words, read-only; empty if it gave none."""
     session_id: Annotated[str | None, optional(name)] = None
     """Conversation or agent that the request is part of; None if the caller didn't say."""
     predicted_output_tokens: Annotated[int | None, optional(integer(1))] = None

@@ -1,6 +1,6 @@
 """Memory calculator: how many requests fit. It only calculates; nothing is measured or loaded.
 
-    memory of a GPU = its share of the weights + KV pages + the rest beyond `memory_utilization`
+    memory of a GPU = its share of the weights + KV pages + what `memory_utilization` leaves free
 
 Tensor parallelism gives every GPU a part of each matrix and of the KV heads, and so a part of each
 page. The latent vector of latent attention belongs to all heads, and each GPU keeps it. Layers with

@@ -57,8 +57,8 @@ class Rules:
     """Grammar that is put together.
 
     Its terminals are `TEXT`, in which no call begins, and `TEXT_FIRST`, which a completion may
-    begin with. Its rules are `free` and `first`, texts up to a mark, `call`, and the rules
-    that a family of models adds.
+    begin with. Its rules are `free` and `first`, texts up to a mark, `call`, and the rules that a
+    family of models adds.
     """
 
     def __init__(
