@@ -372,7 +372,8 @@ class Intake:
             return
         with self._failing(checked.live):
             is_quick = self._model.tokenizer is None or self._model.tokenizer.is_quick
-            is_quick &= _has_no_messages(prompt) and num_chars <= INLINE_CHARS
+            is_quick &= num_chars <= INLINE_CHARS
+            is_quick &= isinstance(prompt, str) or _has_no_messages(prompt)
             whole: Any = prompt
             if checked.truncation is not None and not isinstance(prompt, np.ndarray):
                 whole = TruncatedPrompt(prompt, checked.truncation)
@@ -521,7 +522,7 @@ def _has_no_messages(prompt: Any) -> bool:
     if isinstance(prompt, BegunAnswer):
         return True
     parts = prompt.parts if isinstance(prompt, ContinuedPrompt) else (prompt,)
-    return all(isinstance(part, str | np.ndarray) for part in parts)
+    return not [part for part in parts if not isinstance(part, str | np.ndarray)]
 
 
 def _size(prompt: Any) -> tuple[int, int]:

@@ -48,11 +48,11 @@ _KINDS = {"prompt": "a str, token ids or messages", "continuation": "a str or to
 def kind_of(prompt: Any, argument: str = "prompt") -> Literal["text", "messages", "ids"]:
     """Return the kind of a prompt. Raises `InvalidPromptError` for other objects."""
     kind = type(prompt)
+    if issubclass(kind, str):
+        return "text"
+    if issubclass(kind, np.ndarray):
+        return "ids"
     with _reading(argument):
-        if issubclass(kind, str):
-            return "text"
-        if issubclass(kind, np.ndarray):
-            return "ids"
         if not issubclass(kind, Sequence) or issubclass(kind, bytes | bytearray | memoryview):
             raise InvalidPromptError(
                 f"{argument} must be {_KINDS[argument]}, got {kind.__name__:.100}",

@@ -155,7 +155,7 @@ class SchedulerState:
             sequence.view = RequestView(_sequence=sequence, _memory=self.memory, **hints)
         self.queue.add(first)
         self.arrived.append(first.view)
-        return tuple(s.sequence_id for s in family)
+        return tuple([s.sequence_id for s in family])
 
     def start(self, sequence: SequenceState) -> None:
         """Start a waiting sequence whose pages are reserved: it and its pending samples take
