@@ -400,13 +400,13 @@ class Engine(EngineFacts, EnteredByAsync):
         by: Likelihood = "mean",
         **options: Unpack[PromptOnlyOptions],
     ) -> Selection:
-        """Return the likeliest of several continuations, each by itself behind the prompt, which
-        is computed once. `by` compares them by their log-probability per token ("mean") or by that
-        of the whole ("total"), which is lower the longer one is.
+        """Return the likeliest of several continuations, each by itself behind the prompt. The
+        prompt is computed once. They are compared by their log-probability per token, or with
+        `by="total"` by that of the whole, which falls with each further token.
 
-        They are scored as `score_each` does it, whose options, ids and errors these are:
-        `InvalidPromptError` for no continuations, or for one that has no token.
-        `InvalidRequestError` for another `by`.
+        Options and ids are those of `score_each`. Raises `InvalidPromptError` for no continuations
+        and for one without a token, `InvalidRequestError` for another `by`, and what `score_each`
+        raises.
         """
         check_names(self.select, options, PromptOnlyOptions)
         return await selection_of(self._lifecycle, prompt, continuations, by=by, **options)

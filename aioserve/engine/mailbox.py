@@ -300,10 +300,10 @@ class Mailbox:
             return []
         tokens = list(self._tokens)
         self._tokens.clear()
-        self._urgent = False
         if self.origin is not None:
             for token in tokens:
                 self.handed_out[token.sample].append(token.id)
+        self._urgent = False
         if self.paused:
             self._taken_some()
         return tokens

@@ -226,29 +226,25 @@ class TokenStream(RequestStream):
     def fork(
         self, n: int, sampling: SamplingParams | None = None, *, sample: int = 0
     ) -> list[Self]:
-        """Submit `n` requests that go on from here, and return their streams at once.
+        """Submit `n` branches of a sample, at most `max_num_seqs`, and return their streams at
+        once. Each is a request that begins with the prompt and the tokens handed out so far, and
+        shares their pages. This stream goes on as before.
 
-        Each begins with the prompt and the tokens that this stream has handed out of `sample`, and
-        shares their pages. `n` is at most `max_num_seqs`. This stream is left as it is.
+        A branch brings the tokens of a request that began alike: with the same prompt, tokens so
+        far and parameters. The tokens so far count for all that counts or follows tokens: `index`,
+        `max_tokens`, penalties, stop strings, grammars. The noise of branch `i` is that of seed
+        `s + i`, where `s` is the seed of the sample. So branch 0 goes on as this stream does. Other
+        parameters, all of them, come with `sampling`; its `seed` stands for `s`.
 
-        A branch has the tokens of a request that began alike: with the same prompt, tokens so far
-        and parameters. The tokens so far count as its own for `index`, `max_tokens`, penalties,
-        stop strings and grammars. Branch `i` draws with seed `s + i`, where `s` is the seed of this
-        sample, so branch 0 goes on as this stream does. `sampling` gives other parameters; its
-        `seed`, if it has one, stands for `s`.
+        A branch keeps the salt, tenant, priority and other hints of this stream, and the moment of
+        its deadline. Its prompt, in `usage` and `prompt_token_ids`, has the tokens so far.
+        `prompt_logprobs` are told by this stream alone.
 
-        Branches keep the tenant, priority, targets, salt and deadline of this stream's request. In
-        `usage` and `prompt_token_ids` the tokens so far are part of the prompt. Log-probabilities
-        of the prompt aren't repeated.
-
-        Raises:
-            InvalidRequestError: for bad arguments, before the prompt is encoded, and if the tokens
-                so far end the completion. Reading a branch raises it if the text so far has a stop
-                string of `sampling`.
-            InvalidSamplingError: for bad parameters. Reading a branch raises it if its grammar
-                refuses the tokens so far.
-            PromptTooLongError: if the context is full.
-            DeadlineExceededError, QueueFullError, EngineClosedError, WrongLoopError: as `stream`.
+        Raises `InvalidRequestError` for a bad argument, for a prompt that isn't encoded yet, and
+        for a completion that has ended with the tokens so far. Raises `InvalidSamplingError`,
+        `PromptTooLongError` for a full context, `DeadlineExceededError`, `QueueFullError`,
+        `EngineClosedError` and `WrongLoopError`. A stop string in the text so far is raised by the
+        first read of a branch, and so is a grammar that doesn't take these tokens.
         """
         if self._forked is None:
             raise InvalidRequestError("a stream that brings no completion can't be forked")

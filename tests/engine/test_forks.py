@@ -259,6 +259,18 @@ async def test_each_sample_of_a_request_can_be_forked(model):
             assert ids_of(await read(beside)) != ids_of(tokens)
 
 
+async def test_messages_are_forked_behind_their_template():
+    messages = [{"role": "user", "content": "What does os.path.join do?"}]
+    params = of({"thinking_token_budget": 5, "min_tokens": 30}, max_tokens=30)
+    async with Engine("pyhelp", num_pages=256, reasoning_parser="deepseek_r1") as engine:
+        whole = await read(engine.stream(messages, params))
+        for count in (2, 5, 9):
+            async with engine.stream(messages, params) as stream:
+                await read(stream, count)
+                (branch,) = stream.fork(1)
+            assert await read(branch) == whole[count:]
+
+
 # -- which tokens count, and where a stream may be
 
 

@@ -139,7 +139,7 @@ class _Reading:
     def __init__(self, ask: Ask, stream: TokenStream, moments: Moments | None) -> None:
         self.tokens: list[list[Token]] = [[] for _ in range(ask.params.n)]
         self.ends: list[tuple[TokenStream, int]] = [(stream, at) for at in range(ask.params.n)]
-        """Where each sample is read to its end: a stream, and the sample's number there."""
+        """Streams that each sample is read to its end from, and its number there."""
         self.forked: int = 0
         self._ask = ask
         self._stream = stream
