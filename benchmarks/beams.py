@@ -1,13 +1,12 @@
-"""Counts the KV pages that a beam search uses, against copies of what its beams read.
+"""Counts the KV pages that a beam search has in use, against copies of what its beams read.
 
 The embedded model runs a beam search for a prompt of `--prompt-tokens` random ids. For every step
 that computes all beams, it counts the distinct pages of all beams, and the pages if each had its
 own. It also counts the prompts' computed tokens, and those found in the cache.
 
-At last it measures how far a round could be predicted before its candidates are known, over
-`--questions` to the embedded model. It counts the share of beams that extend one of the round
-before by its likeliest token. It also counts the share of rounds all of whose beams do. Drafts of
-one token after each beam can't save more.
+At last, over `--questions` of the embedded model's: the share of beams that are one of the round
+before with its likeliest token, and the share of rounds all of whose beams are. No draft token
+behind each beam can save more.
 
     python benchmarks/beams.py
     python benchmarks/beams.py --beam-width 8 --prompt-tokens 100 --max-tokens 100

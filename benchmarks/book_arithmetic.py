@@ -29,8 +29,10 @@ CHAT_PROMPTS = (
 
 
 def memory_formula() -> tuple[float, float]:
-    """Megabytes of 32 requests by the formula of `analyze_memory_efficiency`, which says 4 bytes,
-    12 heads, 64 dimensions, keys and values: set aside for 2,048 tokens each, and for 120."""
+    """Megabytes of 32 requests: set aside for 2,048 tokens each, and for 120.
+
+    The formula is that of `analyze_memory_efficiency`: 4 bytes, 12 heads, 64 dimensions, keys and
+    values."""
     bytes_per_token = 4 * 12 * 64 * 2
     contiguous, paged = (32 * tokens * bytes_per_token / 1e6 for tokens in (2048, 120))
     return contiguous, paged

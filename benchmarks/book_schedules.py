@@ -1,8 +1,8 @@
 """Claims of the books about scheduling and memory, tried on the simulator.
 
-A Llama 3 8B on one H100 serves workloads that are drawn from a seed: scheduler, pages and prefix
-tree are the engine's own, and the time of a step is the roofline's. The same command prints the
-same row on every machine.
+A Llama 3 8B on one H100 serves workloads that are drawn from a seed. Scheduler, pages and prefix
+tree are the engine's own. The roofline says how long a step takes. The same command prints the same
+row on every machine.
 """
 
 from __future__ import annotations
@@ -286,8 +286,10 @@ def drawn(prompt_tokens: int, output_tokens: int, spread: float) -> list[TraceRe
 def largest_rate(
     trace: Sequence[TraceRequest], make: Make, late_seconds: float, **options: Any
 ) -> float:
-    """Requests a second at which the 99th percentile of gaps is within `late_seconds` and half of
-    the first tokens come within a second, to 10 %."""
+    """Most requests a second that keep two limits, to 10 %.
+
+    The 99th percentile of gaps is within `late_seconds`, and half of the first tokens come within a
+    second."""
     low, high = 0.5, 64.0
     while high / low > 1.1:
         rate = (low * high) ** 0.5

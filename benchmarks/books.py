@@ -5,8 +5,8 @@
     python benchmarks/books.py --list
 
 A row has the claim, the condition that the book names, our figures, the verdict and why. Most
-figures are counted or simulated, and the same on every machine. `--list` names those that vary: a
-clock measures them, by turns, or the rounding of a processor decides.
+figures are counted or simulated, and the same on every machine. `--list` says which vary: a clock
+or the rounding of a processor decides those.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Told:
     def __init__(self, name: str) -> None:
         self.name: str = name
         self.steps: list[tuple[int, int, int, int]] = []
-        """Of each step: its number, tokens computed, pages that the request holds, free pages."""
+        """Number, tokens computed, pages that the request holds and free pages of each step."""
         self.found: int = 0
         """Prompt tokens whose pages the prefix tree had."""
         self.computed: int = 0

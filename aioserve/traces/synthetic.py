@@ -109,10 +109,8 @@ def _bursts(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequ
 
 
 def _tenants(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
-    """Eight tenants of very unequal size, each with its own typical lengths of prompts and answers.
-
-    The largest sends twice as much in the middle third.
-    """
+    """Eight tenants of very unequal size, each with prompts and answers of its own typical length.
+    The largest sends twice as much in the middle third."""
     share = _zipf(8)
     surge = share * np.where(np.arange(8) == 0, 2.0, 1.0)
     means = rng.uniform(100, 1500, 8), rng.uniform(30, 300, 8)

@@ -1,5 +1,7 @@
-"""Nano-Serving's phases 0 to 6, as it tests them, in our terms: requests and batches, the pool of
-pages, prefill and decode, chunks, the radix cache, continuous batching, and all of it."""
+"""Nano-Serving's phases 0 to 6 in our terms.
+
+They are requests and batches, the pool of pages, prefill and decode, chunks, the radix cache,
+continuous batching, and all of it. Its own tests of each are the models of these."""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ class TestPhase1Pages:
         assert pool.num_held == 4
 
     def test_a_page_waits_for_the_step_that_touches_it(self) -> None:
-        """What the book leaves out: a page that comes back is free once its last step is done."""
+        """The book leaves this out: a page that comes back is free once its last step is done."""
         pool = PagePool(4, 16)
         pages = pool.acquire(4)
         pool.release(pages, 3)
@@ -170,8 +172,8 @@ class TestPhase5ContinuousBatching:
 
 class TestPhase6AllOfIt:
     def test_thirty_two_requests_behind_one_system_prompt(self) -> None:
-        """More than 15 tokens a step and half of prompt tokens found, as the book asks for; and the
-        tokens that each has alone, which it doesn't ask for."""
+        """The book asks for 15 tokens a step and for half of the prompt tokens found. It doesn't ask
+        for the tokens that each request has alone."""
         system = list(range(100))
         prompts = [[*system, *[number] * 10] for number in range(32)]
         served = serve(prompts, 20, max_num_seqs=32, max_num_batched_tokens=512)

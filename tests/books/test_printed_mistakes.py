@@ -1,5 +1,6 @@
-"""What the books' printed code gets wrong, and that ours doesn't: each mistake in a small model of
-the printed code, and the same question to ours."""
+"""Mistakes of the books' printed code, and that ours doesn't make them.
+
+Each stands in a small model of the printed code, and the same question is put to ours."""
 
 from __future__ import annotations
 
