@@ -101,20 +101,25 @@ def test_what_is_evicted_is_found_no_more() -> None:
     tree.sanity_check()
 
 
-def test_chunks_in_turn_keep_to_the_budget() -> None:
-    """The printed rotation chooses 456 tokens within 512, and its batch has 744."""
-    prompts, budget = (1000, 100, 100), 512
-    assert PrintedRotation(prompts, 256, budget).step() == 744
+@pytest.mark.parametrize(
+    ("policy", "first_step"),
+    [("round_robin:chunk_size=256", {0: 256, 1: 256}), ("fcfs", {0: 512})],
+)
+def test_chunks_in_turn_keep_to_the_budget(policy: str, first_step: dict[int, int]) -> None:
+    """The printed rotation chooses 512 tokens within 512, and its batch has 788."""
+    prompts, budget = (1000, 300, 300), 512
+    assert PrintedRotation(prompts, 256, budget).step() == 788
 
     served = serve(
         [[number] * count for number, count in enumerate(prompts)],
         2,
         max_num_batched_tokens=budget,
-        policy="round_robin:chunk_size=256",
+        policy=policy,
         prefix_caching=False,
     )
     assert all(sum(counts.values()) <= budget for counts in served.counts)
-    assert served.counts[0] == {0: 256, 1: 100, 2: 100}
+    assert served.counts[0] == first_step
+    assert served.stats[-1].policy_faults_total == 0
     for number, count in enumerate(prompts):
         computed = sum(counts.get(number, 0) for counts in served.counts)
         assert computed == count + 1
