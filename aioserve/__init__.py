@@ -80,10 +80,12 @@ from aioserve.plugins import (
     Observer,
     ObserverSpec,
     PolicySpec,
+    ReasoningParserSpec,
     RequestInfo,
     RequestSummary,
     StepInfo,
     StepPart,
+    ToolParserSpec,
     hookimpl,
 )
 from aioserve.request import (
@@ -111,6 +113,13 @@ from aioserve.scheduling.view import Pin, RequestView, SchedulerView
 from aioserve.schema_classes import Validates
 from aioserve.structured_output import StructuredOutput
 from aioserve.text.messages import Message
+from aioserve.text.output_parsers.declared import (
+    CallFormat,
+    CustomCalls,
+    JsonCalls,
+    ReasoningMarks,
+    ToolCallReader,
+)
 from aioserve.text.output_parsers.parts import ToolCall, ToolCallDelta
 from aioserve.text.tokenizer import Tokenizer
 from aioserve.timings import InterTokenLatency, Timings
@@ -122,6 +131,7 @@ __all__ = [
     "AioserveError",
     "Beam",
     "BeamSearchOptions",
+    "CallFormat",
     "ChatAnswer",
     "ChatCompletion",
     "ChatDelta",
@@ -130,6 +140,7 @@ __all__ = [
     "Completion",
     "ConfigError",
     "Continuation",
+    "CustomCalls",
     "DType",
     "DeadlineExceededError",
     "Device",
@@ -156,6 +167,7 @@ __all__ = [
     "InvalidRequestError",
     "InvalidSamplingError",
     "InvariantError",
+    "JsonCalls",
     "Likelihood",
     "LoadedModel",
     "LogitsProcessor",
@@ -186,6 +198,8 @@ __all__ = [
     "PromptTooLongError",
     "Quantization",
     "QueueFullError",
+    "ReasoningMarks",
+    "ReasoningParserSpec",
     "Refusal",
     "RequestFailedError",
     "RequestInfo",
@@ -218,6 +232,8 @@ __all__ = [
     "Tokenizer",
     "ToolCall",
     "ToolCallDelta",
+    "ToolCallReader",
+    "ToolParserSpec",
     "TopLogprob",
     "TraceError",
     "UnknownPolicyError",

@@ -12,6 +12,7 @@ import msgspec
 from aioserve.arguments import (
     MAX_INT,
     MadeByNames,
+    Rule,
     check_fields,
     choice,
     integer,
@@ -80,6 +81,8 @@ MAX_GRAPH_SIZES = 1024
 MAX_PATH_CHARS = 4096
 MAX_DRAFTER_CHARS = 1000
 MAX_BRANCHES = 8
+PARSER_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}"
+"""Names that plugins give to parsers, as an expression."""
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -195,6 +198,11 @@ def _speculation(value: object) -> Speculation:
         argument="speculation",
         value=value,
     )
+
+
+def _parser(*names: str) -> Rule[str]:
+    """The rule of a parser's name, which may be that of a plugin's."""
+    return choice(*names, pattern=("the name of one that a plugin offers", PARSER_NAME))
 
 
 def _file(value: object) -> str:
@@ -316,15 +324,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     """File with the chat template, in Jinja, in place of the model's own. Special tokens that it
     uses, such as `bos_token`, are those of the model.
     """
-    tool_parser: ToolParserName = "auto"
-    """Format of the model's tool calls, if a call of `chat` says "auto": "hermes", "llama3_json",
-    "mistral" or "json", say. With "none", they are text. With "auto", it is what the chat template
-    is written for.
-    """
-    reasoning_parser: ReasoningParserName = "auto"
-    """Format of the model's reasoning, if a call of `chat` says "auto": "qwen3", "deepseek_r1",
-    "mistral" or "none", say. With "auto", it is what the chat template is written for.
-    """
+    tool_parser: Annotated[ToolParserName | str, _parser(*get_args(ToolParserName))] = "auto"
+    """How the model writes calls of tools, where a call of `chat` says "auto": "hermes",
+    "llama3_json", "mistral", "json" or another name, which a plugin may offer; "none" takes them
+    for text. "auto" is what the chat template is written for."""
+    reasoning_parser: Annotated[
+        ReasoningParserName | str, _parser(*get_args(ReasoningParserName))
+    ] = "auto"
+    """How the model writes its reasoning, likewise: "qwen3", "deepseek_r1", "mistral", the name of
+    a plugin's, or "none"."""
     reranker: RerankerName = "auto"
     """Way in which the model scores the relevance of a document to a query. With "qwen3", it is
     that of Qwen3-Reranker: "yes" or "no" after its prompt. With "none", embeddings are compared.

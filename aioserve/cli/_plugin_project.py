@@ -1,4 +1,5 @@
-"""Projects that `aioserve plugins new` writes: a working policy or drafter, tests, and next steps.
+"""The projects that `aioserve plugins new` writes: a plugin that works, its tests, and how to go
+on.
 
 Knows nothing of what is installed.
 """
@@ -15,7 +16,7 @@ from string import Template
 from typing import NamedTuple
 
 import aioserve
-from aioserve.cli import _drafter_template
+from aioserve.cli import _drafter_template, _tool_parser_template
 from aioserve.errors import ConfigError
 
 __all__ = ["write_project"]
@@ -216,13 +217,22 @@ KINDS = {
             "aioserve bench latency pyhelp --speculation $module",
         ),
     ),
+    "tool-parser": Kind(
+        "tool parser",
+        "A format of tool calls for aioserve: JSON behind a mark",
+        _tool_parser_template.PARSER,
+        _tool_parser_template.TESTS,
+        _tool_parser_template.README,
+        ("aioserve plugins check $module",),
+    ),
 }
 
 
 def write_project(
     name: str, parent: Path, taken: Collection[str], kind: str = "policy"
 ) -> tuple[Path, list[str]]:
-    """Write the project of a policy or drafter `name` below `parent`.
+    """Write the project of a plugin `name` below `parent`. Return its directory, and
+    what to do with it next: commands.
 
     Returns its directory, and the commands to run with it next.
 
@@ -239,7 +249,8 @@ def write_project(
     if keyword.iskeyword(module) or keyword.issoftkeyword(module):
         raise ConfigError(f"name: {module!r} is a keyword of Python; choose another name")
     wanted = KINDS[kind]
-    class_name = "".join(part.capitalize() for part in module.split("_")) + kind.capitalize()
+    class_name = "".join(part.capitalize() for part in module.split("_"))
+    class_name += "".join(part.capitalize() for part in kind.split("-"))
     if class_name in aioserve.__all__:
         raise ConfigError(f"name: aioserve has a class {class_name} itself; choose another name")
     if importlib.util.find_spec(module) is not None:

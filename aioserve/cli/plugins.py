@@ -32,6 +32,8 @@ from aioserve.testing import (
     check_logits_processor,
     check_observer,
     check_policy,
+    check_reasoning_parser,
+    check_tool_parser,
 )
 from aioserve.testing.drafter_check import TIMED_TOKENS
 
@@ -39,6 +41,7 @@ __all__ = ["app"]
 
 MAX_EXAMPLES = 1_000_000
 
+Kind = Literal["policy", "drafter", "tool-parser"]
 Row = dict[str, Any]
 Check = tuple[str, Callable[[int], object]]
 """Name of a check, and a function that raises if it fails on this many examples. The function's
@@ -85,11 +88,10 @@ def check(name: str, /, *, examples: int = 100) -> None:
     """Try what a plugin offers on random input; exit code 1 if it breaks its contract.
 
     Args:
-
-        name: Name of a policy, an eviction strategy, a drafter, an observer or a plugin. Names of
-            what is chosen by name may have options: NAME:OPTION=VALUE. A policy or drafter of yours
-            may be FILE.py:CLASS.
-        examples: Number of random examples to try.
+        name: Name of a policy, an eviction strategy, a drafter, an observer, a parser or a plugin.
+            A policy, a strategy, a processor or a drafter may have options: NAME:OPTION=VALUE. A
+            policy or drafter of yours may be FILE.py:CLASS.
+        examples: How many are tried.
     """
     if not 1 <= examples <= MAX_EXAMPLES:
         raise ConfigError(f"examples must be in [1, {MAX_EXAMPLES}], got {examples}")
@@ -126,8 +128,8 @@ def check(name: str, /, *, examples: int = 100) -> None:
 
 
 @app.command
-def new(name: str, /, *, kind: Literal["policy", "drafter"] = "policy", dir: Path = Path()) -> None:
-    """Write a complete project of a scheduling policy or a drafter, ready to be installed.
+def new(name: str, /, *, kind: Kind = "policy", dir: Path = Path()) -> None:
+    """Write a complete project of a plugin, ready to be installed.
 
     Args:
 
@@ -148,6 +150,8 @@ def _usable(registry: PluginRegistry) -> Iterator[Row]:
         ("observer", registry.observers, "active"),
         ("logits processor", registry.logits_processors, "ready"),
         ("drafter", registry.drafters, "ready"),
+        ("tool parser", registry.tool_parsers, "ready"),
+        ("reasoning parser", registry.reasoning_parsers, "ready"),
     ):
         for name, offer in sorted(offers.items()):
             spec = offer.spec
@@ -267,6 +271,12 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
             yield f"{kind} {full} ({offer.origin})", partial(_checked, check, partial(make, full))
     if colon:
         return
+    for kind, offers, check in (
+        ("tool parser", registry.tool_parsers, check_tool_parser),
+        ("reasoning parser", registry.reasoning_parsers, check_reasoning_parser),
+    ):
+        for offer in filter(meant, offers.values()):
+            yield f"{kind} {offer.label}", partial(_checked, check, offer.spec.value)
     for offer in filter(meant, registry.observers.values()):
         yield f"observer {offer.label}", partial(_checked, check_observer, offer.spec.factory)
     for offer in registry.admissions:
@@ -284,7 +294,7 @@ def _without_model(made: Any, text: str) -> Any:
     return made
 
 
-def _checked(check: Callable[..., object], what: Callable[..., Any], examples: int) -> object:
+def _checked(check: Callable[..., object], what: object, examples: int) -> object:
     return check(what, max_examples=examples)
 
 

@@ -153,6 +153,7 @@ def _check_engine(model: str, policy: str, config: EngineConfig) -> None:
     if not names_file(policy, POLICY):
         registry.policy(policy)
     registry.eviction(config.eviction)
+    registry.output_parsers(config.tool_parser, config.reasoning_parser)
     if (speculation := config.speculation) and not names_file(speculation.drafter, DRAFTER):
         registry.drafter(speculation.drafter)
 

@@ -24,13 +24,14 @@ from aioserve.engine.held_answers import (
 )
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.stream import RequestStream, yield_before
-from aioserve.errors import InvalidRequestError, InvariantError
+from aioserve.errors import InvalidRequestError, InvariantError, RequestFailedError
 from aioserve.execution.runner import LoadedModel
 from aioserve.grammars.call_rules import Style
 from aioserve.grammars.calls import CallsOutput, calls_output
 from aioserve.grammars.channels import ChannelOutput, channel_frame
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.thinking import ThinkingBudget
+from aioserve.isolation import PluginFault
 from aioserve.request import FinishReason, Token
 from aioserve.structured_output import StructuredOutput
 from aioserve.text.conversation import Conversation
@@ -46,6 +47,7 @@ from aioserve.text.output_parsers.parts import (
 )
 from aioserve.text.output_parsers.reasoning import ReasoningTags
 from aioserve.text.output_parsers.registry import (
+    OutputParsers,
     ReasoningFormat,
     reasoning_format_named,
     tool_parser_named,
@@ -115,6 +117,7 @@ class ChatFormat:
         cls,
         model: LoadedModel,
         config: EngineConfig,
+        parsers: OutputParsers,
         structured_output: StructuredOutput | None,
         tools: object,
         *,
@@ -132,7 +135,7 @@ class ChatFormat:
         `InvalidRequestError`.
         """
         is_structured = structured_output is not None
-        form = form_beside_calls(structured_output, tools, tool_parser, config)
+        form = form_beside_calls(structured_output, tools, tool_parser, config, parsers)
         whole = structured_output if form is None else None
         if whole is not None and tool_parser == "auto":
             tool_parser = "none"
@@ -144,13 +147,14 @@ class ChatFormat:
             is_structured=is_structured,
             form=form,
         )
-        return cls.of(model, config, tools, tool_parser, reasoning_parser, held, whole)
+        return cls.of(model, config, parsers, tools, tool_parser, reasoning_parser, held, whole)
 
     @classmethod
     def of(
         cls,
         model: LoadedModel,
         config: EngineConfig,
+        parsers: OutputParsers,
         tools: object,
         tool_parser: object,
         reasoning_parser: object,
@@ -166,7 +170,7 @@ class ChatFormat:
         is_said = reasoning_parser != "auto"
         if not is_said:
             reasoning_parser = config.reasoning_parser
-        read = tool_parser_named(tool_parser, source, has_tools=is_told)
+        read = tool_parser_named(tool_parser, source, has_tools=is_told, parsers=parsers)
         if read is not None:
             check_marked(held, read)
         elif held is not None:
@@ -177,7 +181,7 @@ class ChatFormat:
                         argument=argument,
                         value=sorted(named),
                     )
-        reasoning = reasoning_format_named(reasoning_parser, source)
+        reasoning = reasoning_format_named(reasoning_parser, source, parsers)
         if whole is not None and not is_said and isinstance(reasoning, ReasoningTags):
             reasoning = None
         return cls(read, reasoning, model.tokenizer, held, whole)
@@ -244,6 +248,7 @@ class ChatFormat:
         tags = self._reasoning if isinstance(self._reasoning, ReasoningTags) else None
         style = Style(
             tools=tools.name,
+            declared=tools,
             reasoning=None if tags is None else (tags.opens, tags.closes),
             is_open=tags is not None and bool(self._opened),
             opened=self._opened,
@@ -384,7 +389,14 @@ class ChatStream(RequestStream):
         return sum([reading.reasoning_tokens for reading in self._readings])
 
     async def __anext__(self) -> ChatDelta:
-        """Return the next delta. Raises the error that ended the request, if any."""
+        """The next delta. Raises what ended the request, if that was an error, and
+        `RequestFailedError` where a plugin's tool parser fails."""
+        try:
+            return await self._next_delta()
+        except PluginFault as error:
+            raise self._failed(error) from error
+
+    async def _next_delta(self) -> ChatDelta:
         mailbox = self._mailbox
         while True:
             self._check_loop()
@@ -409,6 +421,12 @@ class ChatStream(RequestStream):
         as `TokenStream.batch`. A delta of several tokens doesn't show the order of its parts.
         `by_token` gives the deltas that reading one by one would have given.
         """
+        try:
+            return await self._next_deltas(min_tokens, by_token=by_token)
+        except PluginFault as error:
+            raise self._failed(error) from error
+
+    async def _next_deltas(self, min_tokens: int, *, by_token: bool) -> list[ChatDelta]:
         while tokens := await self._batch(min_tokens):
             deltas: list[ChatDelta | None] = []
             if by_token:
@@ -425,6 +443,11 @@ class ChatStream(RequestStream):
             if new := [delta for delta in deltas if delta is not None]:
                 return new
         return [delta for each in self._readings if (delta := each.finish()) is not None]
+
+    def _failed(self, fault: PluginFault) -> RequestFailedError:
+        """End the request, whose parser has failed: what follows can't be told apart."""
+        self.close()
+        return RequestFailedError(f"the answer can't be read: {fault}")
 
     async def completion(self) -> ChatCompletion:
         """Read to the end, and return all completions, including parts read before. Cancelling

@@ -285,8 +285,8 @@ class Engine(EngineFacts, EnteredByAsync):
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
-        tool_parser: ToolParserName = "auto",
-        reasoning_parser: ReasoningParserName = "auto",
+        tool_parser: ToolParserName | str = "auto",
+        reasoning_parser: ReasoningParserName | str = "auto",
         strict_tools: Sequence[str] = (),
         required_tools: Sequence[str] = (),
         parallel_tool_calls: bool = True,
@@ -327,6 +327,7 @@ class Engine(EngineFacts, EnteredByAsync):
         chat_format = ChatFormat.asked(
             live.model,
             self.config,
+            live.parsers,
             wanted,
             options.get("tools"),
             tool_parser=tool_parser,

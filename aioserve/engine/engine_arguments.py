@@ -7,11 +7,11 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, get_type_hints
+from typing import Any, Concatenate, ParamSpec, get_args, get_type_hints
 
 import msgspec
 
-from aioserve.config import EngineConfig, Speculation
+from aioserve.config import EngineConfig, ReasoningParserName, Speculation, ToolParserName
 from aioserve.errors import ConfigError
 from aioserve.execution.runner import ModelSource
 from aioserve.isolation import blamed, shown
@@ -57,7 +57,7 @@ class EngineArguments(_EngineOptions, frozen=True):
         config = self.config
         policy, plugins = _checked_policy(self.policy), _checked_plugins(self.plugins)
         drafter = None if config.speculation is None else config.speculation.drafter
-        _check_names(policy, drafter, plugins)
+        _check_names(policy, drafter, plugins, (config.tool_parser, config.reasoning_parser))
         model = _checked_model(self.model)
         _check_chat_template(config.chat_template, model)
         _check_listener("progress", self.progress, model)
@@ -108,22 +108,27 @@ def _checked_policy(policy: str | SchedulingPolicy) -> str | SchedulingPolicy:
 
 
 def _check_names(
-    policy: str | SchedulingPolicy, drafter: str | None, plugins: Sequence[object]
+    policy: str | SchedulingPolicy,
+    drafter: str | None,
+    plugins: Sequence[object],
+    parsers: tuple[str, str],
 ) -> None:
-    """Raise for an unknown policy or drafter, or options that it doesn't take.
-
-    Raises `UnknownPolicyError` for a policy's name, and otherwise `ConfigError`. This only happens
-    if no plugin but the bundled ones could offer them. Others are imported in a thread when the
-    engine is entered, which then raises; so are files.
-    """
+    """Raise `UnknownPolicyError` for a policy's name that no plugin offers, and `ConfigError` for a
+    drafter's or a parser's, and for options that these don't take, where no plugin but the bundled
+    ones could offer them: others are imported when the engine is entered, in a thread, as files
+    are, and that raises it then. A file is only looked for here."""
     named: dict[str, str] = {}
     if isinstance(policy, str) and policy != DEFAULT_POLICY and not names_file(policy, POLICY):
         named["policy"] = policy
     if drafter is not None and not names_file(drafter, DRAFTER):
         named["drafter"] = drafter
-    if not named or plugins or not all(plugin.bundled for plugin in installed_plugins()):
+    names = {*get_args(ToolParserName), *get_args(ReasoningParserName)}
+    if not named and names.issuperset(parsers):
+        return
+    if plugins or not all(plugin.bundled for plugin in installed_plugins()):
         return
     registry = PluginRegistry()
+    registry.output_parsers(*parsers)
     if "policy" in named:
         registry.policy(named["policy"])
     if "drafter" in named:

@@ -118,7 +118,9 @@ class EngineFacts:
         template = self._lifecycle.started().model.chat_template
         if template is None or not (template := template.for_tools(True)).reads("tools"):
             return False
-        return self.config.tool_parser != "auto" or tells_tool_parser(template.source)
+        return self.config.tool_parser != "auto" or tells_tool_parser(
+            template.source, self._lifecycle.started().parsers
+        )
 
     @property
     def reasons(self) -> bool:
@@ -129,7 +131,8 @@ class EngineFacts:
         """
         template = self._lifecycle.started().model.chat_template
         source = "" if template is None else template.source
-        if reasoning_format_named(self.config.reasoning_parser, source) is not None:
+        parsers = self._lifecycle.started().parsers
+        if reasoning_format_named(self.config.reasoning_parser, source, parsers) is not None:
             return True
         return any(map(self.template_reads, DIALS))
 
@@ -144,7 +147,9 @@ class EngineFacts:
         if template is None or not self.reads_tool_calls:
             return False
         name, source = self.config.tool_parser, template.for_tools(True).source
-        return tool_parser_named(name, source, has_tools=True) is HarmonyParser
+        parsers = self._lifecycle.started().parsers
+        read = tool_parser_named(name, source, has_tools=True, parsers=parsers)
+        return read is HarmonyParser
 
     @property
     def retrieval(self) -> Retrieval:

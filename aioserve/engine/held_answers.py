@@ -12,7 +12,7 @@ from aioserve.config import EngineConfig
 from aioserve.errors import InvalidRequestError
 from aioserve.structured_output import MAX_WHITESPACE, StructuredOutput
 from aioserve.text.conversation import MAX_TOOLS
-from aioserve.text.output_parsers.registry import TOOL_PARSERS
+from aioserve.text.output_parsers.registry import OutputParsers
 from aioserve.text.output_parsers.tool_parser import ToolParser
 
 __all__ = ["HeldAnswers", "check_marked", "form_beside_calls", "has_tools", "held_answers"]
@@ -52,7 +52,11 @@ def has_tools(tools: object) -> bool:
 
 
 def form_beside_calls(
-    wanted: StructuredOutput | None, tools: object, tool_parser: object, config: EngineConfig
+    wanted: StructuredOutput | None,
+    tools: object,
+    tool_parser: object,
+    config: EngineConfig,
+    parsers: OutputParsers,
 ) -> StructuredOutput | None:
     """Return `wanted` if answers may also be calls of `tools`; otherwise None.
 
@@ -64,12 +68,19 @@ def form_beside_calls(
     name = plain_str(tool_parser) or ""
     if name == "auto":
         return wanted if config.tool_parser != "none" else None
-    return wanted if name in TOOL_PARSERS and TOOL_PARSERS[name].opens else None
+    return wanted if name in parsers.tools and parsers.tools[name].opens else None
 
 
 def check_marked(held: HeldAnswers | None, parser: type[ToolParser]) -> None:
-    """Raise `InvalidRequestError` if calls are required, but the parser reads them without a
-    mark."""
+    """Raise `InvalidRequestError` where calls, as the parser reads them, have no mark, and there is
+    to be nothing else; and where no grammar knows them."""
+    if held is not None and not parser.has_grammar:
+        argument = next((name for name, named in held.names.items() if named), "structured_output")
+        raise InvalidRequestError(
+            f"{argument} must be left out beside tools where {parser.name} reads the calls of the "
+            "model: it is code of a plugin, and no grammar knows what it reads",
+            argument=argument,
+        )
     if held is not None and held.required and not parser.opens:
         raise InvalidRequestError(
             "required_tools must be empty where the model writes calls as "

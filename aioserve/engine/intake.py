@@ -54,6 +54,7 @@ from aioserve.plugins import Admission, info_of
 from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.conversation import Conversation, conversation_of
+from aioserve.text.output_parsers.registry import OutputParsers
 
 __all__ = ["Intake", "PromptFields"]
 
@@ -101,11 +102,13 @@ class Intake:
         core: CoreLoop,
         admission: Admission,
         logits_processor: Callable[[str], int],
+        parsers: OutputParsers,
     ) -> None:
         self._config = config
         self._model = model
         self._core = core
         self._admission = admission
+        self._parsers = parsers
         self._params = ParamsIntake(model, config, logits_processor)
         self.encoder: Encoder = Encoder(
             model, special_tokens_in_messages=config.special_tokens_in_messages
@@ -310,7 +313,9 @@ class Intake:
             is_whole = False
         if params.thinking_token_budget is None or is_whole:
             return None
-        thinks_in = chat_format or ChatFormat.of(self._model, self._config, None, "none", "auto")
+        thinks_in = chat_format or ChatFormat.of(
+            self._model, self._config, self._parsers, None, "none", "auto"
+        )
         if not thinks_in.has_reasoning or self._model.tokenizer is None:
             raise InvalidSamplingError(
                 "thinking_token_budget isn't supported by this model: nothing tells how it writes "

@@ -46,6 +46,7 @@ from aioserve.plugins.files import drafter_of_file, policy_of_file
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.state import SLOTS_PER_SEQUENCE
+from aioserve.text.output_parsers.registry import OutputParsers
 from aioserve.timings import clock_of
 
 __all__ = ["EngineLifecycle"]
@@ -71,6 +72,8 @@ class Plugins(msgspec.Struct, frozen=True):
     drafter_label: str
     observers: Observers
     admission: Admission
+    parsers: OutputParsers
+    """Parsers of tool calls and reasoning, the bundled ones included."""
 
 
 class EngineLifecycle:
@@ -82,6 +85,7 @@ class EngineLifecycle:
     scheduler: Scheduler
     core: CoreLoop
     intake: Intake
+    parsers: OutputParsers
     turns: SubmissionTurns
     drafter: GuardedDrafter | None
     """Drafter of the engine; None without speculation."""
@@ -185,7 +189,10 @@ class EngineLifecycle:
             drafter = registry.drafter(self.config.speculation.drafter)
             label = registry.drafter_label(self.config.speculation.drafter)
         admission = registry.admission()
-        return Plugins(registry, policy, name, eviction, drafter, label, observers, admission)
+        parsers = registry.output_parsers(self.config.tool_parser, self.config.reasoning_parser)
+        return Plugins(
+            registry, policy, name, eviction, drafter, label, observers, admission, parsers
+        )
 
     async def _load(self, drafter: Drafter | None) -> LoadedModel:
         arguments, num_slots = self._arguments, SLOTS_PER_SEQUENCE * self.config.max_num_seqs
@@ -231,9 +238,15 @@ class EngineLifecycle:
             stall_timeout_seconds=config.stall_timeout_seconds,
         )
         model.processors[:] = plugins.registry.processor_makers
+        self.parsers = plugins.parsers
         self.drafter = _given_drafter(config, plugins, model)
         self.intake = Intake(
-            config, model, self.core, plugins.admission, plugins.registry.logits_processor
+            config,
+            model,
+            self.core,
+            plugins.admission,
+            plugins.registry.logits_processor,
+            self.parsers,
         )
         self.turns = SubmissionTurns()
 

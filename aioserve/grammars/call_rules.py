@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from aioserve.errors import InvalidSamplingError
-from aioserve.text.output_parsers.tool_parser import MAX_WORD_CHARS
+from aioserve.text.output_parsers.registry import TOOL_PARSERS
+from aioserve.text.output_parsers.tool_parser import MAX_WORD_CHARS, ToolParser
 
 __all__ = [
     "SPACE",
@@ -41,6 +42,8 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
 
     tools: str
     """Name of the parser of tool calls."""
+    declared: type[ToolParser] | None = None
+    """The parser, where a plugin has declared it; None: the bundled one of that name."""
     reasoning: tuple[str, str] | None = None
     """Tags around reasoning."""
     is_open: bool = False
@@ -51,6 +54,11 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
     """Marks that are special tokens, with their ids."""
     exact: Set[str] = frozenset()
     """Marks among `specials` that are text where other tokens spell them."""
+
+    @property
+    def parser(self) -> type[ToolParser]:
+        """The parser of tool calls."""
+        return TOOL_PARSERS[self.tools] if self.declared is None else self.declared
 
 
 class Rules:

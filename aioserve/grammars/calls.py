@@ -39,9 +39,9 @@ from aioserve.structured_output import MAX_CHARS, StructuredOutput
 from aioserve.text.output_parsers import families
 from aioserve.text.output_parsers.call_object import MAX_NAME_CHARS
 from aioserve.text.output_parsers.harmony import HarmonyParser
-from aioserve.text.output_parsers.registry import TOOL_PARSERS
+from aioserve.text.output_parsers.marked_json import MarkedJsonParser
 from aioserve.text.output_parsers.tagged import Glm45Parser, Qwen3CoderParser
-from aioserve.text.output_parsers.tool_parser import MAX_WORD_CHARS
+from aioserve.text.output_parsers.tool_parser import MAX_WORD_CHARS, ToolParser
 
 __all__ = ["CallsOutput", "calls_output", "calls_source"]
 
@@ -106,7 +106,7 @@ def calls_output(
         alone=bool(required),
         or_form=form is not None,
     )
-    _FAMILIES[style.tools](rules)
+    _rules_of(style.parser)(rules)
     schemas = tuple(rules.schemas)
     if (chars := sum(map(len, schemas))) > MAX_CHARS:
         raise refused(f"have parameters of at most {MAX_CHARS} characters, got {chars}")
@@ -120,7 +120,7 @@ def calls_output(
 
 def _check_form(form: StructuredOutput, style: Style) -> None:
     """Raise `InvalidSamplingError` for a form that has values which look like a call."""
-    parser = TOOL_PARSERS[style.tools]
+    parser = style.parser
     if parser.opens or parser is HarmonyParser:
         return
     schema = True if form.json_schema is None else json.loads(str(form.json_schema))
@@ -147,10 +147,15 @@ def calls_source(output: CallsOutput) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _hermes(rules: Rules) -> None:
-    rules.calls("arguments")
-    rules.add(f"held: WS? call WS? {rules.mark(families.HERMES_CLOSES)}")
-    marked(rules, families.HERMES_OPENS)
+def _marked_json(rules: Rules, parser: type[MarkedJsonParser]) -> None:
+    rules.calls(parser.arguments_key)
+    calls = "call"
+    if parser.in_list:
+        rules.add(_list_of(rules))
+        calls = "list"
+    behind = f" WS? {rules.mark(parser.mark_behind)}" if parser.mark_behind else ""
+    rules.add(f"held: WS? {calls}{behind}")
+    marked(rules, parser.mark_before)
 
 
 def _llama3(rules: Rules) -> None:
@@ -219,7 +224,6 @@ def _list_of(rules: Rules) -> str:
 
 
 _FAMILIES: Mapping[str, Callable[[Rules], None]] = {
-    "hermes": _hermes,
     "llama3_json": _llama3,
     "mistral": _mistral,
     "deepseek_v3": _deepseek_v3,
@@ -229,6 +233,16 @@ _FAMILIES: Mapping[str, Callable[[Rules], None]] = {
     "harmony": harmony_calls,
     "json": _json,
 }
+
+
+def _rules_of(parser: type[ToolParser]) -> Callable[[Rules], None]:
+    """What adds the rules of a parser's format. Raises `InvalidSamplingError` where none are
+    known."""
+    if issubclass(parser, MarkedJsonParser):
+        return lambda rules: _marked_json(rules, parser)
+    if parser.name not in _FAMILIES:
+        raise refused(f"not be held to anything where {parser.name} reads the calls of a model")
+    return _FAMILIES[parser.name]
 
 
 def _name(function: Mapping[str, Any], index: int) -> str:

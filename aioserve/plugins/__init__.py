@@ -32,6 +32,8 @@ from aioserve.plugins.specs import (
     LogitsProcessorSpec,
     ObserverSpec,
     PolicySpec,
+    ReasoningParserSpec,
+    ToolParserSpec,
     hookimpl,
 )
 
@@ -48,10 +50,12 @@ __all__ = [
     "Offer",
     "PluginRegistry",
     "PolicySpec",
+    "ReasoningParserSpec",
     "RequestInfo",
     "RequestSummary",
     "StepInfo",
     "StepPart",
+    "ToolParserSpec",
     "check_drafter_object",
     "check_observer_object",
     "check_policy_object",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -27,17 +27,23 @@ from aioserve.plugins.specs import (
     LogitsProcessorSpec,
     ObserverSpec,
     PolicySpec,
+    ReasoningParserSpec,
     Spec,
+    ToolParserSpec,
+    ValueSpec,
     contents_of,
 )
 from aioserve.sampling.processors import LogitsProcessor, ProcessorMaker
 from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.text.output_parsers.declared import CallFormat, ReasoningMarks, parser_of, tags_of
+from aioserve.text.output_parsers.registry import REASONING_FORMATS, TOOL_PARSERS, OutputParsers
 
 __all__ = [
     "BrokenPlugin",
     "Offer",
     "Origin",
     "PluginRegistry",
+    "ValueOffer",
     "check_drafter_object",
     "check_policy_object",
 ]
@@ -47,6 +53,13 @@ logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GIVEN = "given to the engine"
+NO_PARSERS = ("auto", "none")
+BUILT_IN: Mapping[str, Collection[str]] = {
+    EvictionSpec.kind: EVICTION_STRATEGIES,
+    ToolParserSpec.kind: (*TOOL_PARSERS, *NO_PARSERS),
+    ReasoningParserSpec.kind: (*REASONING_FORMATS, *NO_PARSERS),
+}
+"""Names by kind that no plugin may offer."""
 LEAST_LIKENESS = 0.8
 """Least likeness of a method's name to one of the interface that makes it a misspelling."""
 
@@ -55,6 +68,18 @@ class Offer(msgspec.Struct, Generic[T], frozen=True):
     """Something that a plugin offers by name."""
 
     spec: Spec[T]
+    origin: Origin
+
+    @property
+    def label(self) -> str:
+        """Label for logs and errors."""
+        return f"{self.spec.name} ({self.origin})"
+
+
+class ValueOffer(msgspec.Struct, Generic[T], frozen=True):
+    """A value that a plugin offers by name."""
+
+    spec: ValueSpec[T]
     origin: Origin
 
     @property
@@ -107,12 +132,17 @@ class PluginRegistry:
         self.observers: dict[str, Offer[Observer]] = {}
         self.logits_processors: dict[str, Offer[LogitsProcessor]] = {}
         self.drafters: dict[str, Offer[Drafter]] = {}
-        self._offers: dict[str, dict[str, Offer[Any]]] = {
+        self.tool_parsers: dict[str, ValueOffer[CallFormat]] = {}
+        """Offers of formats, without the bundled ones; so are the next."""
+        self.reasoning_parsers: dict[str, ValueOffer[ReasoningMarks]] = {}
+        self._offers: dict[str, dict[str, Any]] = {
             PolicySpec.kind: self.policies,
             EvictionSpec.kind: self.evictions,
             ObserverSpec.kind: self.observers,
             LogitsProcessorSpec.kind: self.logits_processors,
             DrafterSpec.kind: self.drafters,
+            ToolParserSpec.kind: self.tool_parsers,
+            ReasoningParserSpec.kind: self.reasoning_parsers,
         }
         self.admissions: list[AdmissionOffer] = []
         """Offers in the order of asking."""
@@ -197,6 +227,46 @@ class PluginRegistry:
         """Name and distribution of a drafter that `drafter` makes, for logs and errors."""
         return self.drafters[split_name(text)[0]].label
 
+    def output_parsers(self, *names: str) -> OutputParsers:
+        """The parsers of tool calls and of reasoning. Those of plugins come behind the bundled
+        ones, in the order of their names. `names` are the tool parser and the reasoning parser that an
+        engine chooses.
+
+        Raises `ConfigError` listing the names there are, and `PluginError` for a parser whose
+        plugin is broken.
+        """
+        parsers = OutputParsers(
+            {
+                **TOOL_PARSERS,
+                **{
+                    name: parser_of(name, offer.spec.value, offer.label)
+                    for name, offer in sorted(self.tool_parsers.items())
+                },
+            },
+            {
+                **REASONING_FORMATS,
+                **{
+                    name: tags_of(offer.spec.value)
+                    for name, offer in sorted(self.reasoning_parsers.items())
+                },
+            },
+        )
+        for name, spec, known in zip(
+            names,
+            (ToolParserSpec, ReasoningParserSpec),
+            (parsers.tools, parsers.reasoning),
+            strict=False,
+        ):
+            if name not in (*NO_PARSERS, *known):
+                self._check_whole(spec.kind, name)
+                argument = spec.kind.replace(" ", "_")
+                raise ConfigError(
+                    f"{argument}: no {spec.kind} {shown(name)}; {self._known(name, known)}",
+                    argument=argument,
+                    value=name,
+                )
+        return parsers
+
     # -- what a request chooses
 
     @property
@@ -256,11 +326,14 @@ class PluginRegistry:
     # -- parts
 
     def _offer(self, wanted: type[Spec[T]], name: str) -> Offer[T] | None:
-        kind = wanted.kind
+        self._check_whole(wanted.kind, name)
+        return self._offers[wanted.kind].get(name)
+
+    def _check_whole(self, kind: str, name: str) -> None:
+        """Raise `PluginError` for a name that only a broken plugin offers."""
         for broken in () if name in self._offers[kind] else self.broken:
             if broken.name == name or (kind, name) in broken.offered:
                 raise PluginError(f"{kind} {name!r} can't be loaded: {broken}") from broken.cause
-        return self._offers[kind].get(name)
 
     def _known(self, name: str, names: Iterable[str]) -> str:
         """Text of the nearest name, if one is near to `name`, and of all names."""
@@ -308,15 +381,19 @@ class PluginRegistry:
         """Add everything that a plugin offers, or nothing. `owners` are the entry points of a name,
         which have a right to it before any other."""
         for kind, name in contents.offered:
-            if kind == EvictionSpec.kind and name in EVICTION_STRATEGIES:
-                raise PluginError(f"{kind} {name!r} is built in")
+            if name in BUILT_IN.get(kind, ()):
+                raise PluginError(
+                    f"{kind} {name!r} is built in; plugin {origin.plugin} ({origin}) must give its "
+                    "own another name"
+                )
             by = owners.get((kind, name), origin)
             if name in self._offers[kind]:
                 by = self._offers[kind][name].origin
             if by is not origin:
                 raise PluginError(f"{kind} {name!r} is offered by plugin {by.plugin} ({by}) too")
         for spec in contents.specs:
-            self._offers[spec.kind][spec.name] = Offer(spec, origin)
+            offer = Offer(spec, origin) if isinstance(spec, Spec) else ValueOffer(spec, origin)
+            self._offers[spec.kind][spec.name] = offer
         if contents.admit is not None:
             self.admissions.append(AdmissionOffer(contents.admit, contents.admit_place, origin))
 

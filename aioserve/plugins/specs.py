@@ -22,10 +22,17 @@ from aioserve.kv.eviction import EvictionStrategy
 from aioserve.plugins.observers import Observer, RequestInfo
 from aioserve.sampling.processors import LogitsProcessor
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy
+from aioserve.text.output_parsers.declared import (
+    CallFormat,
+    ReasoningMarks,
+    check_call_format,
+    check_tags,
+)
 
 __all__ = [
     "API_VERSION",
     "GROUP",
+    "AnySpec",
     "Contents",
     "DrafterSpec",
     "EvictionSpec",
@@ -33,7 +40,10 @@ __all__ = [
     "LogitsProcessorSpec",
     "ObserverSpec",
     "PolicySpec",
+    "ReasoningParserSpec",
     "Spec",
+    "ToolParserSpec",
+    "ValueSpec",
     "contents_of",
     "hookimpl",
 ]
@@ -71,6 +81,26 @@ class Spec(msgspec.Struct, Generic[T], frozen=True):
     that doesn't say was written for the first."""
 
 
+class ValueSpec(msgspec.Struct, Generic[T], frozen=True):
+    """A value that a plugin offers by name: it says how something is, and makes nothing."""
+
+    kind: ClassVar[str]
+    """Kind of what is offered, for messages."""
+    check: ClassVar[Callable[[object], None]]
+    """Raises `ValueError`, in words, for a value that can't be used."""
+
+    name: str
+    value: T
+    """What is offered, frozen."""
+    description: str = ""
+    """One line for listings."""
+    api: int = 1
+    """`aioserve.plugins.API_VERSION` that it was written for."""
+
+
+AnySpec = Spec[Any] | ValueSpec[Any]
+
+
 class PolicySpec(Spec[SchedulingPolicy], frozen=True):
     """A scheduling policy that a plugin offers."""
 
@@ -106,6 +136,20 @@ class DrafterSpec(Spec[Drafter], frozen=True):
     makes = Drafter
 
 
+class ToolParserSpec(ValueSpec[CallFormat], frozen=True):
+    """A format of tool calls that a plugin offers: a `JsonCalls` or a `CustomCalls`."""
+
+    kind = "tool parser"
+    check = staticmethod(check_call_format)
+
+
+class ReasoningParserSpec(ValueSpec[ReasoningMarks], frozen=True):
+    """A format of reasoning that a plugin offers: the tags around it."""
+
+    kind = "reasoning parser"
+    check = staticmethod(check_tags)
+
+
 class HookSpecs:
     """The hooks that a plugin may implement."""
 
@@ -129,6 +173,14 @@ class HookSpecs:
     def aioserve_drafters(self) -> Sequence[DrafterSpec]:  # pyright: ignore[reportReturnType]
         """Drafters that engines may use for speculative decoding."""
 
+    @hookspec
+    def aioserve_tool_parsers(self) -> Sequence[ToolParserSpec]:  # pyright: ignore[reportReturnType]
+        """Formats in which models write tool calls."""
+
+    @hookspec
+    def aioserve_reasoning_parsers(self) -> Sequence[ReasoningParserSpec]:  # pyright: ignore[reportReturnType]
+        """Tags in which models write their reasoning."""
+
     @hookspec(firstresult=True)
     def aioserve_admit(self, request: RequestInfo) -> Refusal | None:
         """Return a refusal to keep a request out of the queue; None lets it in. Asked once for each
@@ -138,7 +190,7 @@ class HookSpecs:
 class Contents(msgspec.Struct, frozen=True):
     """Everything that one plugin offers."""
 
-    specs: tuple[Spec[Any], ...] = ()
+    specs: tuple[AnySpec, ...] = ()
     admit: Callable[[RequestInfo], object] | None = None
     """`aioserve_admit` of the plugin, if it has one."""
     admit_place: tuple[bool, bool] = (False, False)
@@ -176,6 +228,8 @@ def contents_of(plugin: object) -> Contents:
             *_specs(hook.aioserve_observers, ObserverSpec),
             *_specs(hook.aioserve_logits_processors, LogitsProcessorSpec),
             *_specs(hook.aioserve_drafters, DrafterSpec),
+            *_specs(hook.aioserve_tool_parsers, ToolParserSpec),
+            *_specs(hook.aioserve_reasoning_parsers, ReasoningParserSpec),
         ),
         admit=None if admit is None else lambda info: hook.aioserve_admit(request=info),
         admit_place=(False, False) if admit is None else (not admit.tryfirst, admit.trylast),
@@ -189,9 +243,9 @@ def _check_plain(name: str, implementation: pluggy.HookImpl) -> None:
         raise PluginError(f"{name} must not be a wrapper: plugins are asked one by one")
 
 
-def _specs(hook: pluggy.HookCaller, kind: type[Spec[Any]]) -> list[Spec[Any]]:
+def _specs(hook: pluggy.HookCaller, kind: type[AnySpec]) -> list[AnySpec]:
     """Specs that a hook returns, each checked and copied into plain values."""
-    specs: dict[str, Spec[Any]] = {}
+    specs: dict[str, AnySpec] = {}
     wanted = kind.__name__
     offers: list[Any] = hook()
     for offered in offers:
@@ -207,7 +261,7 @@ def _specs(hook: pluggy.HookCaller, kind: type[Spec[Any]]) -> list[Spec[Any]]:
     return list(specs.values())
 
 
-def _checked(spec: Spec[Any], kind: type[Spec[Any]]) -> Spec[Any]:
+def _checked(spec: AnySpec, kind: type[AnySpec]) -> AnySpec:
     name = str.__str__(spec.name) if isinstance(spec.name, str) else ""
     if not NAME.fullmatch(name):
         rule = "letters, digits, '_', '-' and '.'"
@@ -218,8 +272,16 @@ def _checked(spec: Spec[Any], kind: type[Spec[Any]]) -> Spec[Any]:
             f"{what} is made for version {shown(spec.api)} of the plugin API, and this aioserve "
             f"has version {API_VERSION}: install versions that go together"
         )
-    if not callable(spec.factory):
-        raise PluginError(f"{what}: factory must be callable, got {shown(spec.factory)}")
+    if isinstance(spec, Spec):
+        given: Any = spec.factory
+        if not callable(given):
+            raise PluginError(f"{what}: factory must be callable, got {shown(given)}")
+    else:
+        given = spec.value
+        try:
+            type(spec).check(given)
+        except ValueError as error:
+            raise PluginError(f"{what}: {error}") from error
     if not isinstance(spec.description, str):
         raise PluginError(f"{what}: description must be a str, got {shown(spec.description)}")
-    return kind(name, spec.factory, str.__str__(spec.description), spec.api)
+    return kind(name, given, str.__str__(spec.description), spec.api)

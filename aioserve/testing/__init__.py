@@ -24,6 +24,11 @@ from aioserve.testing.fake_model import (
     random_step_seconds,
 )
 from aioserve.testing.invariants import check_invariants, count_leaked_pages, scribble_free_pages
+from aioserve.testing.parser_check import (
+    check_reasoning_parser,
+    check_tool_parser,
+    read_calls,
+)
 from aioserve.testing.plugin_checks import (
     check_admission,
     check_eviction,
@@ -56,10 +61,13 @@ __all__ = [
     "check_logits_processor",
     "check_observer",
     "check_policy",
+    "check_reasoning_parser",
+    "check_tool_parser",
     "count_leaked_pages",
     "expected_logprobs",
     "expected_tokens",
     "random_step_seconds",
+    "read_calls",
     "replay",
     "run_simulated",
     "scribble_free_pages",

@@ -310,6 +310,30 @@ def test_a_new_project_of_a_drafter_works(
         sys.modules.pop(module)
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["granite-calls", "json_calls"])
+def test_a_new_project_of_a_tool_parser_works(
+    aioserve_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    done = aioserve_here("plugins", "new", name, "--kind", "tool-parser", "--dir", tmp_path)
+    assert done.returncode == 0, done.stderr
+    module = name.replace("-", "_")
+    project = tmp_path / module
+    monkeypatch.syspath_prepend(project / "src")
+    plugin = importlib.import_module(module)
+    found = [*entry_points(group="aioserve"), entry_point(module, lambda: plugin)]
+    monkeypatch.setattr(installed_module, "entry_points", lambda group: found)
+    tests = runpy.run_path(str(project / "tests" / f"test_{module}.py"))
+    try:
+        assert PluginRegistry().tool_parsers[module].spec.value is plugin.FORMAT
+        for name, test in tests.items():
+            if name.startswith("test_") and name != "test_it_reads_a_call":
+                test()
+        tests["test_it_reads_a_call"]("Oslo")
+    finally:
+        sys.modules.pop(module)
+
+
 @pytest.mark.more
 def test_a_new_project_is_installed_listed_checked_simulated_and_served(tmp_path: Path) -> None:
     """Runs in new processes, in a directory where only installed packages are found."""

@@ -8,15 +8,20 @@ from pathlib import Path
 import pytest
 
 from aioserve import (
+    CustomCalls,
     EvictionSpec,
+    JsonCalls,
     Observer,
     ObserverSpec,
     PageUse,
     PolicySpec,
+    ReasoningMarks,
+    ReasoningParserSpec,
     RequestInfo,
     RequestSummary,
     StepInfo,
     StepPart,
+    ToolParserSpec,
 )
 from aioserve.plugins import API_VERSION
 from aioserve.plugins.specs import HookSpecs
@@ -31,6 +36,11 @@ def rows(heading: str) -> list[str]:
     return [name for cell in cells for name in re.findall(r"`(\w+)", cell)]
 
 
+@pytest.mark.parametrize("kind", [JsonCalls, CustomCalls, ReasoningMarks, ToolParserSpec])
+def test_every_field_of_a_value_is_there(kind: type) -> None:
+    assert sorted(rows(f"field of `{kind.__name__}`")) == sorted(kind.__struct_fields__)
+
+
 @pytest.mark.parametrize(
     "kind", [PageUse, RequestInfo, StepInfo, StepPart, RequestSummary, PolicySpec]
 )
@@ -43,6 +53,7 @@ def test_every_field_is_there(kind: type) -> None:
 def test_specs_have_the_same_fields() -> None:
     assert PolicySpec.__struct_fields__ == EvictionSpec.__struct_fields__
     assert PolicySpec.__struct_fields__ == ObserverSpec.__struct_fields__
+    assert ToolParserSpec.__struct_fields__ == ReasoningParserSpec.__struct_fields__
 
 
 def test_every_hook_and_every_method_is_there() -> None:

@@ -38,6 +38,7 @@ class ArgumentTypes:
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """Read the types of `tools`, in a chat template's form. Invalid schemas are ignored."""
+        self.tools: Sequence[Mapping[str, Any]] = tools
         self._parameters: dict[object, Mapping[str, Any]] = {}
         for tool in tools:
             function = _object(tool.get("function"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from aioserve.text.output_parsers.marked_json import MarkedJsonParser
 from aioserve.text.output_parsers.parts import short_id
 from aioserve.text.output_parsers.reading import Reading
 from aioserve.text.output_parsers.tool_parser import CallEnd, ToolParser
@@ -26,7 +27,7 @@ DEEPSEEK_CALL, DEEPSEEK_CALL_END = map(_DEEPSEEK_MARK, ("call▁begin", "call▁
 DEEPSEEK_SEP, DEEPSEEK_FENCE = _DEEPSEEK_MARK("sep"), "```"
 
 
-class HermesParser(ToolParser):
+class HermesParser(MarkedJsonParser):
     """Reads tool calls as Hermes and Qwen write them:
 
         <tool_call>
@@ -38,6 +39,8 @@ class HermesParser(ToolParser):
     """
 
     name = "hermes"
+    mark_before = HERMES_OPENS
+    mark_behind = HERMES_CLOSES
     marks: ClassVar[tuple[str, ...]] = (HERMES_OPENS, HERMES_CLOSES)
     opens: ClassVar[tuple[str, ...]] = (HERMES_OPENS,)
     takes_typed_marks: ClassVar[bool] = True
@@ -47,24 +50,6 @@ class HermesParser(ToolParser):
         # Others have the same tag around text that isn't JSON (Qwen3-Coder, GLM).
         others = "<function=", "<arg_key>"
         return HERMES_OPENS in source and not any(mark in source for mark in others)
-
-    def _read(self) -> Reading[None]:
-        held, marks = "", (HERMES_OPENS,)
-        while raw := (yield from self._give_up_to(*marks, held=held)):
-            held, marks = "", (HERMES_OPENS,)
-            if raw.endswith(HERMES_CLOSES):
-                self._end_call()
-                continue
-            raw += yield from self._spaces()
-            end = yield from self._call(raw)
-            if end is CallEnd.BROKEN:
-                yield from self._broken_arguments(HERMES_CLOSES)
-            elif end is CallEnd.WHOLE:
-                held = yield from self._spaces()
-                if (yield from self._one_of(HERMES_CLOSES)):
-                    held = ""
-                else:
-                    marks = (HERMES_OPENS, HERMES_CLOSES)
 
 
 class Llama3JsonParser(ToolParser):
@@ -149,20 +134,6 @@ class MistralParser(ToolParser):
             raw = ""
             if end is CallEnd.BROKEN:
                 raw = yield from self._broken_arguments(MISTRAL_CALLS)
-
-    def _list(self, raw: str) -> Reading[tuple[CallEnd, str]]:
-        """Read a list; return how it ended, and the white space after it."""
-        raw += yield from self._spaces()
-        while True:
-            end = yield from self._call(raw)
-            if end is not CallEnd.WHOLE:
-                return end, ""
-            raw = yield from self._spaces()
-            if not (separator := (yield from self._one_of(",", "]"))):
-                return end, raw
-            if separator == "]":
-                return end, ""
-            raw += separator + (yield from self._spaces())
 
     def _named(self, raw: str) -> Reading[CallEnd]:
         name, call_id = (yield from self._word()), ""

@@ -1,4 +1,5 @@
-"""Parsers of tool calls and formats of reasoning, by name and by chat template.
+"""Parsers of tool calls and formats of reasoning, by name and by chat template: the bundled ones,
+and beside them those of plugins, which take the same path.
 
 Names are those of vLLM's parsers, except harmony, which has two names there.
 """
@@ -7,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+
+import msgspec
 
 from aioserve.arguments import check, choice
 from aioserve.errors import InvalidRequestError
@@ -24,16 +27,18 @@ from aioserve.text.output_parsers.tagged import Glm45Parser, Qwen3CoderParser
 from aioserve.text.output_parsers.tool_parser import ToolParser
 
 __all__ = [
+    "BUNDLED",
     "REASONING_FORMATS",
     "REASONING_TAGS",
     "TOOL_PARSERS",
+    "OutputParsers",
     "ReasoningFormat",
     "reasoning_format_named",
     "tells_tool_parser",
     "tool_parser_named",
 ]
 
-_NAMED = re.compile(r"\{#[-+]?\s*tool_parser:\s*(\w+)\s*[-+]?#\}")
+_NAMED = re.compile(r"\{#[-+]?\s*tool_parser:\s*([\w.-]*\w)\s*[-+]?#\}")
 """Pattern of a comment in which a template names its parser."""
 
 
@@ -60,54 +65,69 @@ ReasoningFormat = ReasoningTags | HarmonyChannels
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {**REASONING_TAGS, "harmony": HarmonyChannels()}
 
 
-def tool_parser_named(name: object, source: str, *, has_tools: bool) -> type[ToolParser] | None:
+class OutputParsers(msgspec.Struct, frozen=True):
+    """The parsers that one engine knows, by name; "auto" asks them in their order."""
+
+    tools: Mapping[str, type[ToolParser]]
+    reasoning: Mapping[str, ReasoningFormat]
+
+
+BUNDLED = OutputParsers(TOOL_PARSERS, REASONING_FORMATS)
+
+
+def tool_parser_named(
+    name: object, source: str, *, has_tools: bool, parsers: OutputParsers = BUNDLED
+) -> type[ToolParser] | None:
     """Return the parser of that name; for "auto" the template's, if there are tools.
 
     Raises `InvalidRequestError` for an unknown name, and for a template with tools whose parser is
     unknown.
     """
-    name = _checked("tool_parser", name, TOOL_PARSERS)
+    name = _checked("tool_parser", name, parsers.tools)
     if name == "auto":
         if not has_tools:
             return None
-        if (parser := _parser_in(source)) is not None:
+        if (parser := _parser_in(source, parsers)) is not None:
             return parser
         raise InvalidRequestError(
             "tool_parser must be named, one of "
-            f"{', '.join(TOOL_PARSERS)}, as nothing in the chat template tells how the model "
+            f"{', '.join(parsers.tools)}, as nothing in the chat template tells how the model "
             "calls tools; with 'none' calls are text",
             argument="tool_parser",
             value="auto",
         )
-    return TOOL_PARSERS.get(name)
+    return parsers.tools.get(name)
 
 
-def tells_tool_parser(source: str) -> bool:
+def tells_tool_parser(source: str, parsers: OutputParsers = BUNDLED) -> bool:
     """True if a template tells how its model calls tools."""
-    return _parser_in(source) is not None
+    return _parser_in(source, parsers) is not None
 
 
-def _parser_in(source: str) -> type[ToolParser] | None:
+def _parser_in(source: str, parsers: OutputParsers) -> type[ToolParser] | None:
     named = _NAMED.search(source)
-    if named is not None and named[1] in TOOL_PARSERS:
-        return TOOL_PARSERS[named[1]]
-    return next((one for one in TOOL_PARSERS.values() if one.reads(source)), None)
+    if named is not None and named[1] in parsers.tools:
+        return parsers.tools[named[1]]
+    return next((one for one in parsers.tools.values() if one.reads(source)), None)
 
 
-def reasoning_format_named(name: object, source: str) -> ReasoningFormat | None:
+def reasoning_format_named(
+    name: object, source: str, parsers: OutputParsers = BUNDLED
+) -> ReasoningFormat | None:
     """Return the format of that name; for "auto" the template's, None if it has none.
 
     A template with tags can't tell that a completion begins with reasoning. Raises
     `InvalidRequestError` for an unknown name.
     """
-    name = _checked("reasoning_parser", name, REASONING_FORMATS)
+    name = _checked("reasoning_parser", name, parsers.reasoning)
     if name == "auto" and HarmonyParser.reads(source):
         return REASONING_FORMATS["harmony"]
     if name == "auto":
         # A template that opens the tag in the prompt need not have the closing one.
-        named = (one for one in REASONING_TAGS.values() if any(t in source for t in one.marks))
+        tags = (one for one in parsers.reasoning.values() if isinstance(one, ReasoningTags))
+        named = (one for one in tags if any(t in source for t in one.marks))
         return next((one for one in named if not one.is_open), None)
-    return REASONING_FORMATS.get(name)
+    return parsers.reasoning.get(name)
 
 
 def _checked(argument: str, name: object, known: Mapping[str, object]) -> str:

@@ -59,6 +59,8 @@ class ToolParser(TextReader):
     """True if marks that are special tokens also count when the model types them: the family of
     models writes its marks in words.
     """
+    has_grammar: ClassVar[bool] = True
+    """True if a grammar can hold calls, as the parser reads them, to the schemas of tools."""
     _ids: Callable[[], str] = staticmethod(call_id)
 
     @classmethod
@@ -157,6 +159,21 @@ class ToolParser(TextReader):
         if not call.is_done:
             self._put_back(call.rest)
         return CallEnd.WHOLE
+
+    def _list(self, raw: str) -> Reading[tuple[CallEnd, str]]:
+        """Read a list of calls, behind its bracket; `raw` is what led to it. Return how the list
+        ended, and white space behind what is taken."""
+        raw += yield from self._spaces()
+        while True:
+            end = yield from self._call(raw)
+            if end is not CallEnd.WHOLE:
+                return end, ""
+            raw = yield from self._spaces()
+            if not (separator := (yield from self._one_of(",", "]"))):
+                return end, raw
+            if separator == "]":
+                return end, ""
+            raw += separator + (yield from self._spaces())
 
     def _arguments(self) -> Reading[CallEnd]:
         """Read the arguments of the call that has begun."""
