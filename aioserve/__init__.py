@@ -73,10 +73,12 @@ from aioserve.errors import (
 )
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.kv.eviction import EvictionStrategy, PageUse
+from aioserve.models.families.family import ModelFamily
 from aioserve.plugins import (
     DrafterSpec,
     EvictionSpec,
     LogitsProcessorSpec,
+    ModelFamilySpec,
     Observer,
     ObserverSpec,
     PolicySpec,
@@ -180,6 +182,8 @@ __all__ = [
     "ModelDrafter",
     "ModelError",
     "ModelFacts",
+    "ModelFamily",
+    "ModelFamilySpec",
     "ModelLimits",
     "ModelNotFoundError",
     "ModelSource",

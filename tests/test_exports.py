@@ -19,6 +19,7 @@ import aioserve.errors
 PACKAGES = ("aioserve", "aioserve.errors", "aioserve.testing")
 """Where users import from."""
 CONTRACTS = (
+    "aioserve.architectures",
     "aioserve.sampling.masks",
     "aioserve.models.reranking",
     "aioserve.models.retrieval",

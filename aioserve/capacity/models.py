@@ -20,6 +20,7 @@ from aioserve.json_file import read_json_object
 from aioserve.models.architecture import Experts, parts_of
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.files import model_files
+from aioserve.models.known import BUNDLED_KINDS, KnownKinds
 from aioserve.models.resolve import expanded, resolve
 from aioserve.paging.format import KV_FORMATS, KVEntry, KVFormat
 
@@ -209,25 +210,26 @@ def _check_layers(name: str, value: Any, num_layers: int) -> None:
         )
 
 
-def read_model(name: str, *, read_as: str | None = None) -> DecoderConfig:
+def read_model(
+    name: str, *, read_as: str | None = None, known: KnownKinds = BUNDLED_KINDS
+) -> DecoderConfig:
     """Return the decoder that `name` stands for.
 
-    It is a preset, a config.json file, or whatever `resolve` finds (a directory, an embedded model,
-    a hub id in the local cache). A directory that has the name of a preset needs a "./" before it.
-    `read_as` is as in `DecoderConfig.from_dict`. Raises `ModelError`.
+    A directory that has the name of a preset is reached with a "./" before it. `read_as` and
+    `known` are as in `DecoderConfig.from_dict`. Raises `ModelError`.
     """
     values, source = _config_of(name)
-    return DecoderConfig.from_dict(values, source=source, read_as=read_as)
+    return DecoderConfig.from_dict(values, source=source, read_as=read_as, known=known)
 
 
-def read_sizes(name: str) -> ModelSizes:
+def read_sizes(name: str, known: KnownKinds = BUNDLED_KINDS) -> ModelSizes:
     """Return the sizes of the model that `name` stands for, as in `read_model`.
 
     The engine may refuse it if its config.json says enough. Raises `ModelError` for all others.
     """
     values, source = _config_of(name)
     try:
-        return ModelSizes.of(DecoderConfig.from_dict(values, source=source))
+        return ModelSizes.of(DecoderConfig.from_dict(values, source=source, known=known))
     except UnsupportedModelError as refusal:
         return ModelSizes.of_refused(values, source, refusal)
 

@@ -15,6 +15,7 @@ from aioserve.errors import ConfigError, UnsupportedModelError
 from aioserve.formats.weights import CUDA, NATIVE, ComputedFormats
 from aioserve.isolation import shown
 from aioserve.models.files import ModelFiles, model_files
+from aioserve.models.known import BUNDLED_KINDS, KnownKinds
 from aioserve.models.reading import WeightReading
 from aioserve.models.resolve import resolve
 from aioserve.models.stored import PLAIN
@@ -40,7 +41,9 @@ class ModelWeights(msgspec.Struct, frozen=True, kw_only=True):
         return not all(one.format in PLAIN.values() for one in self.on_cpu.formats)
 
 
-def read_weights(name: str, quantization: str | None = None) -> ModelWeights | None:
+def read_weights(
+    name: str, quantization: str | None = None, known: KnownKinds = BUNDLED_KINDS
+) -> ModelWeights | None:
     """Return the weights of the model that `name` stands for, as in `read_model`.
 
     None: it is a preset or a config.json, its weights aren't here, or the engine refuses it. As for
@@ -56,7 +59,7 @@ def read_weights(name: str, quantization: str | None = None) -> ModelWeights | N
         )
     files = None
     if name not in PRESETS and not name.endswith(".json"):
-        files = model_files(resolve(name))
+        files = model_files(resolve(name), known=known)
     if files is not None and files.weight_file_bytes():
         try:
             return weights_of(files, quantization)

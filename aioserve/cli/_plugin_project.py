@@ -16,7 +16,7 @@ from string import Template
 from typing import NamedTuple
 
 import aioserve
-from aioserve.cli import _drafter_template, _tool_parser_template
+from aioserve.cli import _drafter_template, _family_template, _tool_parser_template
 from aioserve.errors import ConfigError
 
 __all__ = ["write_project"]
@@ -225,6 +225,14 @@ KINDS = {
         _tool_parser_template.README,
         ("aioserve plugins check $module",),
     ),
+    "model-family": Kind(
+        "model family",
+        "A family of models for aioserve: Llama's decoder with norms of heads",
+        _family_template.FAMILY,
+        _family_template.TESTS,
+        _family_template.README,
+        ("aioserve plugins check $module",),
+    ),
 }
 
 
@@ -249,8 +257,8 @@ def write_project(
     if keyword.iskeyword(module) or keyword.issoftkeyword(module):
         raise ConfigError(f"name: {module!r} is a keyword of Python; choose another name")
     wanted = KINDS[kind]
-    class_name = "".join(part.capitalize() for part in module.split("_"))
-    class_name += "".join(part.capitalize() for part in kind.split("-"))
+    stem = "".join(part.capitalize() for part in module.split("_"))
+    class_name = stem + "".join(part.capitalize() for part in kind.split("-"))
     if class_name in aioserve.__all__:
         raise ConfigError(f"name: aioserve has a class {class_name} itself; choose another name")
     if importlib.util.find_spec(module) is not None:
@@ -262,6 +270,7 @@ def write_project(
         "distribution": module.replace("_", "-").rstrip("-"),
         "module": module,
         "name": class_name,
+        "stem": stem,
         "kind": wanted.name,
         "about": wanted.about,
     }

@@ -14,6 +14,7 @@ from aioserve.capacity.models import read_sizes
 from aioserve.capacity.weights import ModelWeights, read_weights
 from aioserve.cli._streams import json_text
 from aioserve.errors import ConfigError
+from aioserve.plugins import PluginRegistry
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,7 +72,8 @@ def plan(
         raise ConfigError("give either dtype or quantization, and not both")
     if draft is not None and head is not None:
         raise ConfigError("give either draft or head, and not both")
-    sizes, guessing = read_sizes(model), None
+    known = PluginRegistry().known_kinds()
+    sizes, guessing = read_sizes(model, known), None
     if draft is not None:
         guessing = memory_of_model(draft, sizes)
     elif head is not None:
@@ -80,7 +82,7 @@ def plan(
         model,
         sizes,
         dtype=dtype,
-        weights=None if dtype != "auto" else read_weights(model, quantization),
+        weights=None if dtype != "auto" else read_weights(model, quantization, known),
         kv_dtype=kv_dtype,
         contexts=[tokens_of(text) for text in context],
         gpu_memory_bytes=math.ceil(gpu_memory_gib * GIB),

@@ -21,6 +21,7 @@ from aioserve.errors import ConfigError, PluginError
 from aioserve.isolation import shown
 from aioserve.kv.eviction import StrategyCalls
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
+from aioserve.models.families.family import ModelFamily
 from aioserve.plugins import PluginRegistry
 from aioserve.plugins.files import DRAFTER, POLICY, class_of_file
 from aioserve.plugins.installed import Origin
@@ -30,6 +31,7 @@ from aioserve.testing import (
     check_drafter,
     check_eviction,
     check_logits_processor,
+    check_model_family,
     check_observer,
     check_policy,
     check_reasoning_parser,
@@ -41,7 +43,7 @@ __all__ = ["app"]
 
 MAX_EXAMPLES = 1_000_000
 
-Kind = Literal["policy", "drafter", "tool-parser"]
+Kind = Literal["policy", "drafter", "tool-parser", "model-family"]
 Row = dict[str, Any]
 Check = tuple[str, Callable[[int], object]]
 """Name of a check, and a function that raises if it fails on this many examples. The function's
@@ -152,6 +154,7 @@ def _usable(registry: PluginRegistry) -> Iterator[Row]:
         ("drafter", registry.drafters, "ready"),
         ("tool parser", registry.tool_parsers, "ready"),
         ("reasoning parser", registry.reasoning_parsers, "ready"),
+        ("model family", registry.model_families, "ready"),
     ):
         for name, offer in sorted(offers.items()):
             spec = offer.spec
@@ -277,6 +280,9 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
     ):
         for offer in filter(meant, offers.values()):
             yield f"{kind} {offer.label}", partial(_checked, check, offer.spec.value)
+    for offer in filter(meant, registry.model_families.values()):
+        family: ModelFamily = offer.spec.value
+        yield f"model family {offer.label}", lambda _, family=family: check_model_family(family)
     for offer in filter(meant, registry.observers.values()):
         yield f"observer {offer.label}", partial(_checked, check_observer, offer.spec.factory)
     for offer in registry.admissions:

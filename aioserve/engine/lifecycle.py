@@ -40,6 +40,7 @@ from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
+from aioserve.models.known import KnownKinds
 from aioserve.paging.layout import group_specs
 from aioserve.plugins import Admission, Observer, Observers, PluginRegistry
 from aioserve.plugins.files import drafter_of_file, policy_of_file
@@ -142,7 +143,7 @@ class EngineLifecycle:
             found = await asyncio.to_thread(_found, self.config, self._arguments)
             self._check_loading()
             plugins = self._select(*found)
-            model = await self._load(plugins.drafter)
+            model = await self._load(plugins.drafter, plugins.registry.known_kinds())
             try:
                 self._check_loading()
                 self._assemble(plugins, model)
@@ -194,7 +195,7 @@ class EngineLifecycle:
             registry, policy, name, eviction, drafter, label, observers, admission, parsers
         )
 
-    async def _load(self, drafter: Drafter | None) -> LoadedModel:
+    async def _load(self, drafter: Drafter | None, known: KnownKinds) -> LoadedModel:
         arguments, num_slots = self._arguments, SLOTS_PER_SEQUENCE * self.config.max_num_seqs
         loaded = loaded_by_engine(drafter)
         if isinstance(arguments.model, str | Path):
@@ -205,6 +206,7 @@ class EngineLifecycle:
                 progress=arguments.progress,
                 capture_progress=arguments.capture_progress,
                 drafter=loaded,
+                known=known,
             )
         if loaded is not None:
             raise ConfigError(

@@ -17,6 +17,7 @@ from aioserve.isolation import shown
 from aioserve.models.architecture import Architecture
 from aioserve.models.families import SEEING, lacks_head, num_labels, read_family
 from aioserve.models.fields import Fields
+from aioserve.models.known import BUNDLED_KINDS, KnownKinds
 from aioserve.models.quantization.config import read_scheme
 from aioserve.models.quantization.scheme import Scheme
 from aioserve.request import SamplingParams
@@ -126,16 +127,17 @@ class DecoderConfig(Architecture):
         generation: Mapping[str, Any] | None = None,
         generation_source: str = "generation_config.json",
         read_as: str | None = None,
+        known: KnownKinds = BUNDLED_KINDS,
     ) -> DecoderConfig:
-        """Make the configuration of parsed files, whose names in messages are the sources.
-
-        `read_as`: "llama" reads an unsupported architecture as Llama."""
+        """Read parsed files; the sources are their names in messages. `read_as`: "llama" for an
+        architecture that isn't supported by itself. `known`: the families and formats of weights
+        that may be named."""
         whole = Fields(config, source)
-        name, text, architecture = read_family(whole, read_as)
-        has_head = read_as is not None or not lacks_head(whole)
+        name, text, architecture = read_family(whole, read_as, known.families)
+        has_head = read_as is not None or not lacks_head(whole, known.families)
         if not has_head:
             architecture = _headless(architecture)
-        quantization = read_scheme(whole, text)
+        quantization = read_scheme(whole, text, known=known.schemes)
         eos_token_ids = text.token_ids("eos_token_id")
         defaults = NOTHING_SAID
         if generation is not None:
@@ -151,7 +153,7 @@ class DecoderConfig(Architecture):
             generation=defaults,
             quantization=quantization,
             has_head=has_head,
-            num_labels=None if has_head else num_labels(whole),
+            num_labels=None if has_head else num_labels(whole, known.families),
         )
 
     def without_head(self) -> DecoderConfig:

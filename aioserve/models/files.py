@@ -20,6 +20,7 @@ from aioserve.models.families import is_described
 from aioserve.models.fields import Fields
 from aioserve.models.gguf.model import GGUFModel
 from aioserve.models.gguf.parts import is_gguf, meant_file
+from aioserve.models.known import BUNDLED_KINDS, KnownKinds
 from aioserve.models.model_files import ModelFiles
 from aioserve.models.quantization import config as quantization
 from aioserve.models.reranking import Reranker, read_reranker
@@ -36,10 +37,14 @@ class ModelDirectory(ModelFiles):
 
     `architecture`: "llama" reads an unsupported architecture as Llama; None: the one in
     config.json.
+    `known`: the families and formats of weights that it may name.
     """
 
-    def __init__(self, path: Path, architecture: str | None = None) -> None:
+    def __init__(
+        self, path: Path, architecture: str | None = None, known: KnownKinds = BUNDLED_KINDS
+    ) -> None:
         super().__init__(path)
+        self._known = known
         self._architecture = architecture
 
     def config_values(self) -> tuple[Mapping[str, Any], str]:
@@ -64,12 +69,14 @@ class ModelDirectory(ModelFiles):
             source=source,
             generation=read_json_object(generation, MAX_CONFIG_BYTES) if there else None,
             generation_source=str(generation),
+            known=self._known,
         )
         try:
             config = read(read_as=self._architecture)
             return config.without_head() if self._lacks_head(config) else config
         except UnsupportedModelError as error:
-            if is_described(Fields(values, source)) or not self._has_tensors_of(read, "llama"):
+            is_known = is_described(Fields(values, source), self._known.families)
+            if is_known or not self._has_tensors_of(read, "llama"):
                 raise
             raise UnsupportedModelError(
                 f"{error}. Its tensors are named as Llama's and have their shapes: "
@@ -120,17 +127,19 @@ class ModelDirectory(ModelFiles):
         return [file.stat().st_size for file in sorted(self.path.glob("*.safetensors"))]
 
 
-def model_files(path: Path | str, architecture: str | None = None) -> ModelFiles:
+def model_files(
+    path: Path | str, architecture: str | None = None, known: KnownKinds = BUNDLED_KINDS
+) -> ModelFiles:
     """Return the files of the model at `path`: a directory, or a GGUF file.
 
-    A directory without .safetensors may stand for the GGUF model in it. `architecture` is that of
-    `ModelDirectory`. Raises `ModelNotFoundError` if the path doesn't exist, and `ConfigError` for
-    an `architecture` with a GGUF file.
+    `architecture` and `known`: as `ModelDirectory` takes them. A GGUF file names bundled families
+    alone. Raises `ModelNotFoundError` where nothing is there, and `ConfigError` for the
+    architecture of a GGUF file.
     """
     path = Path(path)
     file = _gguf_file(path)
     if file is None:
-        return ModelDirectory(path, architecture)
+        return ModelDirectory(path, architecture, known)
     if architecture is not None:
         raise ConfigError(
             f"architecture must be None for a GGUF file, which has names of its own for tensors, "

@@ -13,10 +13,16 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from aioserve.drafting.drafter import Drafter
-from aioserve.errors import ConfigError, PluginError, UnknownPolicyError
+from aioserve.errors import ConfigError, ModelError, PluginError, UnknownPolicyError
 from aioserve.isolation import blamed, shown
 from aioserve.kv.eviction import Eviction, EvictionStrategy, StrategyCalls
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
+from aioserve.models.architecture import Architecture
+from aioserve.models.families import FAMILIES
+from aioserve.models.families.family import ModelFamily
+from aioserve.models.fields import Fields
+from aioserve.models.known import KnownKinds
+from aioserve.models.quantization.config import METHODS
 from aioserve.plugins.installed import InstalledPlugin, Origin, installed_plugins
 from aioserve.plugins.observers import Admission, Observer, Observers, RequestInfo
 from aioserve.plugins.options import made, split_name
@@ -25,6 +31,7 @@ from aioserve.plugins.specs import (
     DrafterSpec,
     EvictionSpec,
     LogitsProcessorSpec,
+    ModelFamilySpec,
     ObserverSpec,
     PolicySpec,
     ReasoningParserSpec,
@@ -58,6 +65,7 @@ BUILT_IN: Mapping[str, Collection[str]] = {
     EvictionSpec.kind: EVICTION_STRATEGIES,
     ToolParserSpec.kind: (*TOOL_PARSERS, *NO_PARSERS),
     ReasoningParserSpec.kind: (*REASONING_FORMATS, *NO_PARSERS),
+    ModelFamilySpec.kind: FAMILIES.keys(),
 }
 """Names by kind that no plugin may offer."""
 LEAST_LIKENESS = 0.8
@@ -134,6 +142,7 @@ class PluginRegistry:
         self.drafters: dict[str, Offer[Drafter]] = {}
         self.tool_parsers: dict[str, ValueOffer[CallFormat]] = {}
         """Offers of formats, without the bundled ones; so are the next."""
+        self.model_families: dict[str, ValueOffer[ModelFamily]] = {}
         self.reasoning_parsers: dict[str, ValueOffer[ReasoningMarks]] = {}
         self._offers: dict[str, dict[str, Any]] = {
             PolicySpec.kind: self.policies,
@@ -143,6 +152,7 @@ class PluginRegistry:
             DrafterSpec.kind: self.drafters,
             ToolParserSpec.kind: self.tool_parsers,
             ReasoningParserSpec.kind: self.reasoning_parsers,
+            ModelFamilySpec.kind: self.model_families,
         }
         self.admissions: list[AdmissionOffer] = []
         """Offers in the order of asking."""
@@ -229,8 +239,8 @@ class PluginRegistry:
 
     def output_parsers(self, *names: str) -> OutputParsers:
         """The parsers of tool calls and of reasoning. Those of plugins come behind the bundled
-        ones, in the order of their names. `names` are the tool parser and the reasoning parser that an
-        engine chooses.
+        ones, in the order of their names. `names` are those that an engine chooses, first of a tool
+        parser and then of a reasoning parser.
 
         Raises `ConfigError` listing the names there are, and `PluginError` for a parser whose
         plugin is broken.
@@ -266,6 +276,12 @@ class PluginRegistry:
                     value=name,
                 )
         return parsers
+
+    def known_kinds(self) -> KnownKinds:
+        """The kinds of models that can be read, those of plugins behind the bundled ones."""
+        offers = sorted(self.model_families.items())
+        families = {name: _guarded(offer.spec.value, offer.label) for name, offer in offers}
+        return KnownKinds(families={**FAMILIES, **families}, schemes=METHODS)
 
     # -- what a request chooses
 
@@ -324,6 +340,24 @@ class PluginRegistry:
         return Admission((offer.label, offer.ask) for offer in self.admissions)
 
     # -- parts
+
+    def _check_model_type(self, spec: ModelFamilySpec, contents: Contents, origin: Origin) -> None:
+        """Raise `PluginError` for a family whose model_type is that of another one."""
+        model_type = spec.value.model_type
+        offered = [one for one in contents.specs if isinstance(one, ModelFamilySpec)]
+        own = [one for one in offered if one is not spec]
+        others = {name: (family, "aioserve's own") for name, family in FAMILIES.items()}
+        others |= {one.name: (one.value, "offered by it too") for one in own}
+        others |= {
+            name: (offer.spec.value, f"of plugin {offer.origin.plugin} ({offer.origin})")
+            for name, offer in self.model_families.items()
+        }
+        for name, (family, whose) in others.items():
+            if family.model_type == model_type:
+                raise PluginError(
+                    f"model family {spec.name!r} of plugin {origin.plugin} ({origin}) has the "
+                    f"model_type {model_type!r}, which is that of {name!r}, {whose}"
+                )
 
     def _offer(self, wanted: type[Spec[T]], name: str) -> Offer[T] | None:
         self._check_whole(wanted.kind, name)
@@ -392,10 +426,31 @@ class PluginRegistry:
             if by is not origin:
                 raise PluginError(f"{kind} {name!r} is offered by plugin {by.plugin} ({by}) too")
         for spec in contents.specs:
+            if isinstance(spec, ModelFamilySpec):
+                self._check_model_type(spec, contents, origin)
+        for spec in contents.specs:
             offer = Offer(spec, origin) if isinstance(spec, Spec) else ValueOffer(spec, origin)
             self._offers[spec.kind][spec.name] = offer
         if contents.admit is not None:
             self.admissions.append(AdmissionOffer(contents.admit, contents.admit_place, origin))
+
+
+def _guarded(family: ModelFamily, label: str) -> ModelFamily:
+    """The family, whose mistakes name its plugin."""
+
+    def describe(config: Fields) -> Architecture:
+        with blamed(
+            f"model family {label} can't describe {config.source}", ModelError, PluginError
+        ):
+            found: object = family.describe(config)
+            if not isinstance(found, Architecture):
+                raise PluginError(
+                    f"model family {label} described {config.source} by {shown(found)}, which is "
+                    "no Architecture"
+                )
+            return found
+
+    return msgspec.structs.replace(family, describe=describe)
 
 
 def check_policy_object(policy: object) -> SchedulingPolicy:

@@ -19,6 +19,7 @@ from aioserve.drafting.drafter import Drafter
 from aioserve.errors import PluginError
 from aioserve.isolation import shown
 from aioserve.kv.eviction import EvictionStrategy
+from aioserve.models.families.family import ModelFamily, check_family
 from aioserve.plugins.observers import Observer, RequestInfo
 from aioserve.sampling.processors import LogitsProcessor
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy
@@ -38,6 +39,7 @@ __all__ = [
     "EvictionSpec",
     "HookSpecs",
     "LogitsProcessorSpec",
+    "ModelFamilySpec",
     "ObserverSpec",
     "PolicySpec",
     "ReasoningParserSpec",
@@ -150,6 +152,14 @@ class ReasoningParserSpec(ValueSpec[ReasoningMarks], frozen=True):
     check = staticmethod(check_tags)
 
 
+class ModelFamilySpec(ValueSpec[ModelFamily], frozen=True):
+    """A family of models that a plugin offers. `name` is that in `architectures` of config.json,
+    such as "MyModelForCausalLM"."""
+
+    kind = "model family"
+    check = staticmethod(check_family)
+
+
 class HookSpecs:
     """The hooks that a plugin may implement."""
 
@@ -180,6 +190,10 @@ class HookSpecs:
     @hookspec
     def aioserve_reasoning_parsers(self) -> Sequence[ReasoningParserSpec]:  # pyright: ignore[reportReturnType]
         """Tags in which models write their reasoning."""
+
+    @hookspec
+    def aioserve_model_families(self) -> Sequence[ModelFamilySpec]:  # pyright: ignore[reportReturnType]
+        """Families of models that can be loaded."""
 
     @hookspec(firstresult=True)
     def aioserve_admit(self, request: RequestInfo) -> Refusal | None:
@@ -230,6 +244,7 @@ def contents_of(plugin: object) -> Contents:
             *_specs(hook.aioserve_drafters, DrafterSpec),
             *_specs(hook.aioserve_tool_parsers, ToolParserSpec),
             *_specs(hook.aioserve_reasoning_parsers, ReasoningParserSpec),
+            *_specs(hook.aioserve_model_families, ModelFamilySpec),
         ),
         admit=None if admit is None else lambda info: hook.aioserve_admit(request=info),
         admit_place=(False, False) if admit is None else (not admit.tryfirst, admit.trylast),

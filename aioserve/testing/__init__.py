@@ -24,6 +24,7 @@ from aioserve.testing.fake_model import (
     random_step_seconds,
 )
 from aioserve.testing.invariants import check_invariants, count_leaked_pages, scribble_free_pages
+from aioserve.testing.model_checks import check_model_family
 from aioserve.testing.parser_check import (
     check_reasoning_parser,
     check_tool_parser,
@@ -59,6 +60,7 @@ __all__ = [
     "check_eviction",
     "check_invariants",
     "check_logits_processor",
+    "check_model_family",
     "check_observer",
     "check_policy",
     "check_reasoning_parser",

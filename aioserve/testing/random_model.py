@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from aioserve.models.architecture import Experts, LatentAttention, Linear, Norm, parts_of
 from aioserve.models.checkpoint import SINGLE_FILE
 from aioserve.models.config import DecoderConfig
+from aioserve.models.known import BUNDLED_KINDS, KnownKinds
 from aioserve.testing.byte_tokenizer import byte_characters
 
 __all__ = ["random_tensors", "write_random_model", "write_tokenizer"]
@@ -32,19 +33,20 @@ def write_random_model(
     seed: int = 0,
     dtype: str = "bfloat16",
     device: str = "cpu",
+    known: KnownKinds = BUNDLED_KINDS,
 ) -> Path:
     """Write config.json, model.safetensors and tokenizer.json; return the directory.
 
-    `config` is as in config.json, `architectures` included. `dtype` (float32, bfloat16 or float16)
-    is written into it. The tokenizer knows single bytes, and "?<id>" for each further id. Weights
-    are drawn on `device`, a torch name; another device draws other ones from the same seed.
-
+    config: as in config.json, `architectures` included. `dtype` (float32, bfloat16 or float16) is
+    written into it. The tokenizer knows single bytes, and "?<id>" for each further id. `device` is
+    torch's name of what draws the weights: another one draws others of the same seed. `known`: the
+    families that `config` may name.
     Raises `ModelError` for a config that can't be loaded, ValueError for an unknown dtype.
     """
     if dtype not in _DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
     written = {**config, "dtype": dtype}
-    parsed = DecoderConfig.from_dict(written)
+    parsed = DecoderConfig.from_dict(written, known=known)
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")

@@ -334,6 +334,25 @@ def test_a_new_project_of_a_tool_parser_works(
         sys.modules.pop(module)
 
 
+def test_a_new_project_of_a_model_family_works(
+    aioserve_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = aioserve_here("plugins", "new", "normed", "--kind", "model-family", "--dir", tmp_path)
+    assert done.returncode == 0, done.stderr
+    project = tmp_path / "normed"
+    monkeypatch.syspath_prepend(project / "src")
+    plugin = importlib.import_module("normed")
+    tests = runpy.run_path(str(project / "tests" / "test_normed.py"))
+    try:
+        families = PluginRegistry([plugin]).model_families
+        assert families["NormedForCausalLM"].spec.value is plugin.FAMILY
+        for name, test in tests.items():
+            if name.startswith("test_"):
+                test()
+    finally:
+        sys.modules.pop("normed")
+
+
 @pytest.mark.more
 def test_a_new_project_is_installed_listed_checked_simulated_and_served(tmp_path: Path) -> None:
     """Runs in new processes, in a directory where only installed packages are found."""

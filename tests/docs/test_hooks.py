@@ -11,6 +11,7 @@ from aioserve import (
     CustomCalls,
     EvictionSpec,
     JsonCalls,
+    ModelFamily,
     Observer,
     ObserverSpec,
     PageUse,
@@ -22,6 +23,7 @@ from aioserve import (
     StepInfo,
     StepPart,
     ToolParserSpec,
+    architectures,
 )
 from aioserve.plugins import API_VERSION
 from aioserve.plugins.specs import HookSpecs
@@ -36,7 +38,9 @@ def rows(heading: str) -> list[str]:
     return [name for cell in cells for name in re.findall(r"`(\w+)", cell)]
 
 
-@pytest.mark.parametrize("kind", [JsonCalls, CustomCalls, ReasoningMarks, ToolParserSpec])
+@pytest.mark.parametrize(
+    "kind", [JsonCalls, CustomCalls, ReasoningMarks, ToolParserSpec, ModelFamily]
+)
 def test_every_field_of_a_value_is_there(kind: type) -> None:
     assert sorted(rows(f"field of `{kind.__name__}`")) == sorted(kind.__struct_fields__)
 
@@ -48,6 +52,12 @@ def test_every_field_is_there(kind: type) -> None:
     fields = kind.__struct_fields__
     found = rows(f"field of `{kind.__name__}`")
     assert sorted(found) == sorted(fields)
+
+
+def test_every_block_is_there() -> None:
+    assert set(rows("name in `aioserve.architectures`")) <= set(architectures.__all__)
+    shown = PAGE.split("| name in `aioserve.architectures`", 1)[1].split("\n\n", 1)[0]
+    assert {name for name in architectures.__all__ if f"`{name}`" not in shown} == set()
 
 
 def test_specs_have_the_same_fields() -> None:

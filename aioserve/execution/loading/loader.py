@@ -18,6 +18,7 @@ from aioserve.execution.loading.read import ModelReader, check_kernels
 from aioserve.execution.loading.target import Target, target_of
 from aioserve.execution.runner import LoadedModel
 from aioserve.execution.speculation.drafts.read import AnyReadDraft
+from aioserve.models.known import BUNDLED_KINDS, KnownKinds
 from aioserve.models.reading import ReadWeights, ReportBytes
 
 __all__ = ["load"]
@@ -34,8 +35,10 @@ async def load(
     progress: ReportBytes | None = None,
     capture_progress: ReportGraphs | None = None,
     drafter: LoadedDrafter | None = None,
+    known: KnownKinds = BUNDLED_KINDS,
 ) -> LoadedModel:
     """Load a model off the event loop.
+    `known`: the kinds of models that can be read.
 
     - `progress`: called in a loading thread with bytes done and total bytes.
     - `capture_progress`: called on the loop with CUDA graphs done, from 0 on, and total graphs.
@@ -44,7 +47,7 @@ async def load(
     Exceptions of the callbacks end the loading. Raises `ModelError` for a model that can't be
     loaded, and `ConfigError` for options that it, or this machine, can't meet.
     """
-    return await _Loading(model, config, progress, capture_progress, drafter).load(num_slots)
+    return await _Loading(model, config, progress, capture_progress, drafter, known).load(num_slots)
 
 
 @dataclass
@@ -54,6 +57,7 @@ class _Loading:
     progress: ReportBytes | None
     capture_progress: ReportGraphs | None
     drafter: LoadedDrafter | None
+    known: KnownKinds
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     """Time of each part, by the clock; parts run at the same time."""
 
@@ -120,7 +124,7 @@ class _Loading:
     def _find(self) -> tuple[Target, ModelReader]:
         check_kernels()
         target = target_of(self.config)
-        return target, ModelReader(self.model, self.config, target.formats)
+        return target, ModelReader(self.model, self.config, target.formats, self.known)
 
     def _begin(self, part: str, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` in a thread, timed."""

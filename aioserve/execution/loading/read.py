@@ -20,6 +20,7 @@ from aioserve.execution.speculation.drafts.read import DraftReader
 from aioserve.formats.weights import ComputedFormats
 from aioserve.models.files import ModelDirectory, ModelFiles, model_files
 from aioserve.models.gguf.parts import holds_gguf
+from aioserve.models.known import KnownKinds
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading
 from aioserve.models.resolve import resolve
 from aioserve.text.chat import ChatTemplate
@@ -56,18 +57,24 @@ class ModelReader:
     can't meet.
     """
 
-    def __init__(self, model: str, config: EngineConfig, formats: ComputedFormats) -> None:
-        """`formats` are those that the backend computes."""
+    def __init__(
+        self, model: str, config: EngineConfig, formats: ComputedFormats, known: KnownKinds
+    ) -> None:
+        """`formats`: those that the backend computes. `known`: the kinds of models that can be
+        read."""
         self._model = model
         self._config = config
         self._formats = formats
         self._readings: list[WeightReading] = []
         self._stopped = False
         self.drafts: DraftReader = DraftReader(
-            model, config, lambda files, rounding: self._read(files, quantization=rounding)
+            model,
+            config,
+            lambda files, rounding: self._read(files, quantization=rounding),
+            known,
         )
         """Reads the draft model or head."""
-        self._files = files = model_files(resolve(model), config.architecture)
+        self._files = files = model_files(resolve(model), config.architecture, known)
         if isinstance(files, ModelDirectory) and holds_gguf(files.path):
             logger.warning(
                 "%s: holds .safetensors and GGUF; its .safetensors are read. Give the path of a "

@@ -8,7 +8,7 @@ defaults out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from aioserve.errors import UnsupportedModelError
 from aioserve.isolation import shown
@@ -16,6 +16,7 @@ from aioserve.models.architecture import Architecture
 from aioserve.models.families import gemma, mistral
 from aioserve.models.families.cohere import cohere, cohere2
 from aioserve.models.families.deepseek import deepseek_v2, deepseek_v3
+from aioserve.models.families.family import ModelFamily
 from aioserve.models.families.glm import glm, glm4
 from aioserve.models.families.gpt2 import gpt2
 from aioserve.models.families.gpt_oss import gpt_oss
@@ -33,6 +34,7 @@ from aioserve.models.families.stablelm import stablelm
 from aioserve.models.fields import Fields, asks_nothing
 
 __all__ = [
+    "FAMILIES",
     "SEEING",
     "SUPPORTED_ARCHITECTURES",
     "is_described",
@@ -41,49 +43,49 @@ __all__ = [
     "read_family",
 ]
 
-Family = Callable[[Fields], Architecture]
-
-_FAMILIES: dict[str, tuple[str, Family]] = {
-    "Cohere2ForCausalLM": ("cohere2", cohere2),
-    "CohereForCausalLM": ("cohere", cohere),
-    "DeepseekV2ForCausalLM": ("deepseek_v2", deepseek_v2),
-    "DeepseekV3ForCausalLM": ("deepseek_v3", deepseek_v3),
-    "GPT2LMHeadModel": ("gpt2", gpt2),
-    "GPTNeoXForCausalLM": ("gpt_neox", neox),
-    "Gemma2ForCausalLM": ("gemma2", gemma.gemma2),
-    "Gemma3ForCausalLM": ("gemma3_text", gemma.gemma3),
-    "Gemma3ForConditionalGeneration": ("gemma3", gemma.gemma3_conditional),
-    "Glm4ForCausalLM": ("glm4", glm4),
-    "GlmForCausalLM": ("glm", glm),
-    "GptOssForCausalLM": ("gpt_oss", gpt_oss),
-    "GraniteForCausalLM": ("granite", granite),
-    "GraniteMoeHybridForCausalLM": ("granitemoehybrid", granite_hybrid),
-    "LlamaForCausalLM": ("llama", llama),
-    "Ministral3ForCausalLM": ("ministral3", mistral.ministral3),
-    "MinistralForCausalLM": ("ministral", mistral.ministral),
-    "Mistral3ForConditionalGeneration": ("mistral3", mistral.mistral3_conditional),
-    "MistralForCausalLM": ("mistral", mistral.mistral),
-    "MixtralForCausalLM": ("mixtral", mixtral),
-    "NemotronForCausalLM": ("nemotron", nemotron),
-    "Olmo2ForCausalLM": ("olmo2", olmo2),
-    "Olmo3ForCausalLM": ("olmo3", olmo3),
-    "OlmoeForCausalLM": ("olmoe", olmoe),
-    "Phi3ForCausalLM": ("phi3", phi3),
-    "Qwen2ForCausalLM": ("qwen2", qwen2),
-    "Qwen2MoeForCausalLM": ("qwen2_moe", qwen2_moe),
-    "Qwen3ForCausalLM": ("qwen3", qwen3),
-    "Qwen3MoeForCausalLM": ("qwen3_moe", qwen3_moe),
-    "SmolLM3ForCausalLM": ("smollm3", smollm3),
-    "StableLmForCausalLM": ("stablelm", stablelm),
+FAMILIES: Mapping[str, ModelFamily] = {
+    name: ModelFamily(model_type=model_type, describe=describe)
+    for name, model_type, describe in (
+        ("Cohere2ForCausalLM", "cohere2", cohere2),
+        ("CohereForCausalLM", "cohere", cohere),
+        ("DeepseekV2ForCausalLM", "deepseek_v2", deepseek_v2),
+        ("DeepseekV3ForCausalLM", "deepseek_v3", deepseek_v3),
+        ("GPT2LMHeadModel", "gpt2", gpt2),
+        ("GPTNeoXForCausalLM", "gpt_neox", neox),
+        ("Gemma2ForCausalLM", "gemma2", gemma.gemma2),
+        ("Gemma3ForCausalLM", "gemma3_text", gemma.gemma3),
+        ("Gemma3ForConditionalGeneration", "gemma3", gemma.gemma3_conditional),
+        ("Glm4ForCausalLM", "glm4", glm4),
+        ("GlmForCausalLM", "glm", glm),
+        ("GptOssForCausalLM", "gpt_oss", gpt_oss),
+        ("GraniteForCausalLM", "granite", granite),
+        ("GraniteMoeHybridForCausalLM", "granitemoehybrid", granite_hybrid),
+        ("LlamaForCausalLM", "llama", llama),
+        ("Ministral3ForCausalLM", "ministral3", mistral.ministral3),
+        ("MinistralForCausalLM", "ministral", mistral.ministral),
+        ("Mistral3ForConditionalGeneration", "mistral3", mistral.mistral3_conditional),
+        ("MistralForCausalLM", "mistral", mistral.mistral),
+        ("MixtralForCausalLM", "mixtral", mixtral),
+        ("NemotronForCausalLM", "nemotron", nemotron),
+        ("Olmo2ForCausalLM", "olmo2", olmo2),
+        ("Olmo3ForCausalLM", "olmo3", olmo3),
+        ("OlmoeForCausalLM", "olmoe", olmoe),
+        ("Phi3ForCausalLM", "phi3", phi3),
+        ("Qwen2ForCausalLM", "qwen2", qwen2),
+        ("Qwen2MoeForCausalLM", "qwen2_moe", qwen2_moe),
+        ("Qwen3ForCausalLM", "qwen3", qwen3),
+        ("Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe),
+        ("SmolLM3ForCausalLM", "smollm3", smollm3),
+        ("StableLmForCausalLM", "stablelm", stablelm),
+    )
 }
-"""Families by name in `architectures`: the model_type, and the function that reads the config."""
-_BY_MODEL_TYPE = {model_type: name for name, (model_type, _) in _FAMILIES.items()}
+"""The bundled families, by the name in `architectures`."""
 _TEXTS: dict[str, Callable[[Fields], Fields]] = {
     "Gemma3ForConditionalGeneration": gemma.text_config,
     "Mistral3ForConditionalGeneration": mistral.text_config,
 }
 
-SUPPORTED_ARCHITECTURES = tuple(_FAMILIES)
+SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
 SEEING = tuple(_TEXTS)
 """Supported architectures that also take images. Only their text decoder is served."""
 
@@ -112,36 +114,39 @@ _PLAIN: dict[str, tuple[object, ...]] = {
 """Fields of other families, with the values that change nothing."""
 
 
-def read_family(config: Fields, read_as: str | None = None) -> tuple[str, Fields, Architecture]:
+def read_family(
+    config: Fields,
+    read_as: str | None = None,
+    families: Mapping[str, ModelFamily] = FAMILIES,
+) -> tuple[str, Fields, Architecture]:
     """Return the architecture's name, the fields of its text decoder, and their description.
 
     `read_as`: "llama" reads an unsupported architecture as Llama; None: the one that `config`
     names. Raises `UnsupportedModelError` and `ModelError`.
     """
-    name = _name(config) if read_as is None else _name_read_as(config, read_as)
+    name = _name(config, families) if read_as is None else _name_read_as(config, read_as, families)
     text = _TEXTS[name](config) if name in _TEXTS else config
     if config.has("is_encoder_decoder") and config.flag("is_encoder_decoder", False):
         config.unsupported("is_encoder_decoder", "only decoders can be served")
-    _, family = _FAMILIES[name]
-    return name, text, family(text)
+    return name, text, families[name].describe(text)
 
 
-def is_described(config: Fields) -> bool:
+def is_described(config: Fields, families: Mapping[str, ModelFamily] = FAMILIES) -> bool:
     """True if the architecture that `config` names is supported. Raises `ModelError`."""
-    return _with_head(_said_name(config)) in _FAMILIES
+    return _with_head(_said_name(config, families), families) in families
 
 
-def lacks_head(config: Fields) -> bool:
+def lacks_head(config: Fields, families: Mapping[str, ModelFamily] = FAMILIES) -> bool:
     """True if `config` names a decoder without a language-model head, or a classifier.
 
     Raises `ModelError`."""
-    name = _said_name(config)
-    return _with_head(name) != name
+    name = _said_name(config, families)
+    return _with_head(name, families) != name
 
 
-def num_labels(config: Fields) -> int | None:
+def num_labels(config: Fields, families: Mapping[str, ModelFamily] = FAMILIES) -> int | None:
     """Number of classes of a classifier; None for other models. Raises `ModelError`."""
-    if not _said_name(config).endswith(_CLASSIFIES):
+    if not _said_name(config, families).endswith(_CLASSIFIES):
         return None
     if config.has("num_labels"):
         return config.integer("num_labels")
@@ -149,10 +154,10 @@ def num_labels(config: Fields) -> int | None:
     return len(labels) if isinstance(labels, dict) else 2
 
 
-def _with_head(name: str) -> str:
+def _with_head(name: str, families: Mapping[str, ModelFamily]) -> str:
     """Replace the name of a bare decoder or a classifier by that of its family's causal LM."""
     for suffix in (_CLASSIFIES, _BARE):
-        if (causal := name.removesuffix(suffix) + "ForCausalLM") in _FAMILIES:
+        if (causal := name.removesuffix(suffix) + "ForCausalLM") in families:
             return causal
     return name
 
@@ -161,20 +166,20 @@ _CLASSIFIES = "ForSequenceClassification"
 _BARE = "Model"
 
 
-def _name(config: Fields) -> str:
-    name = _with_head(_said_name(config))
-    if name not in _FAMILIES:
+def _name(config: Fields, families: Mapping[str, ModelFamily]) -> str:
+    name = _with_head(_said_name(config, families), families)
+    if name not in families:
         name = name if len(name) <= 100 else shown(name)
         raise UnsupportedModelError(
             f"{config.source}: architecture {name} is not supported{_what_it_is(name, config)}; "
-            f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+            f"supported are {', '.join(families)}"
         )
     return name
 
 
-def _name_read_as(config: Fields, read_as: str) -> str:
-    name, said = _READ_AS[read_as], _said_name(config)
-    if said in _FAMILIES and said != name:
+def _name_read_as(config: Fields, read_as: str, families: Mapping[str, ModelFamily]) -> str:
+    name, said = _READ_AS[read_as], _said_name(config, families)
+    if said in families and said != name:
         raise UnsupportedModelError(
             f"{config.source}: architecture={read_as!r} is for models that are not supported by "
             f"themselves, and {said} is"
@@ -200,14 +205,15 @@ def _check_says_nothing_more(config: Fields) -> None:
         config.unsupported("sliding_window", "Llama has no window")
 
 
-def _said_name(config: Fields) -> str:
+def _said_name(config: Fields, families: Mapping[str, ModelFamily]) -> str:
     names = config.values.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         config.invalid("architectures", "a list of strings")
     if names:
         return names[0]
     model_type = config.text("model_type", "")
-    return _BY_MODEL_TYPE.get(model_type, f"model_type {shown(model_type)}")
+    by_type = (name for name, family in families.items() if family.model_type == model_type)
+    return next(by_type, f"model_type {shown(model_type)}")
 
 
 _KINDS: Sequence[tuple[re.Pattern[str], tuple[str, ...], str]] = (

@@ -13,9 +13,12 @@ from aioserve.models.quantization.gptq import Gptq
 from aioserve.models.quantization.mxfp4 import Mxfp4Experts
 from aioserve.models.quantization.scheme import Scheme
 
-__all__ = ["FILES", "METHODS", "SAID", "read_scheme"]
+__all__ = ["FILES", "METHODS", "SAID", "ReadScheme", "read_scheme"]
 
-METHODS: Mapping[str, Callable[[Fields], Scheme | None]] = {
+ReadScheme = Callable[[Fields], Scheme | None]
+"""Reads `quantization_config`; None where it leaves weights plain."""
+
+METHODS: Mapping[str, ReadScheme] = {
     "awq": Awq.read,
     "bitsandbytes": BitsAndBytes.read,
     "compressed-tensors": CompressedTensors.read,
@@ -34,7 +37,7 @@ FILES = {
 """Files that may replace the field, with the method that is meant if they name none."""
 
 
-def read_scheme(*places: Fields) -> Scheme | None:
+def read_scheme(*places: Fields, known: Mapping[str, ReadScheme] = METHODS) -> Scheme | None:
     """Return the scheme in the first of `places` that has the field; None: weights are plain.
 
     They are plain, too, if the field is empty or quantises only the KV cache. Raises
@@ -47,13 +50,13 @@ def read_scheme(*places: Fields) -> Scheme | None:
     method = said.text("quant_method", "")
     if not method and (said.values.get("load_in_4bit") or said.values.get("load_in_8bit")):
         method = "bitsandbytes"  # its first configs named no method
-    if method not in METHODS:
+    if method not in known:
         said.unsupported(
             "quant_method",
-            f"weights are read that are plain or of {', '.join(METHODS)}; take the model "
+            f"weights are read that are plain or of {', '.join(known)}; take the model "
             "that it was made from",
         )
-    return METHODS[method](said)
+    return known[method](said)
 
 
 def _leaves_weights_plain(said: Fields) -> bool:

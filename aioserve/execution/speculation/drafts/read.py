@@ -20,6 +20,7 @@ from aioserve.errors import ConfigError, InvariantError, ModelError
 from aioserve.models.config import DecoderConfig
 from aioserve.models.files import ModelFiles, model_files
 from aioserve.models.heads.read import ReadHead
+from aioserve.models.known import KnownKinds
 from aioserve.models.reading import ReadWeights
 from aioserve.models.resolve import resolve
 from aioserve.text.tokenizer import Tokenizer
@@ -120,8 +121,11 @@ class DraftReader:
         model: str,
         config: EngineConfig,
         read_weights: Callable[[ModelFiles, Quantization | None], ReadWeights],
+        known: KnownKinds,
     ) -> None:
-        """`model` is the name of the model that is served."""
+        """`model`: the name of the one that is served. `known`: the kinds of models that can be
+        read."""
+        self._known = known
         self._model = model
         self._config = config
         self._read_weights = read_weights
@@ -138,7 +142,7 @@ class DraftReader:
             if not isinstance(drafter, ModelDrafter):
                 raise InvariantError(f"nobody knows how drafter {drafter.kind!r} is loaded")
             path = self._path(drafter)
-            files = model_files(path)
+            files = model_files(path, known=self._known)
             tokenizer = None if files.why_no_tokenizer() is not None else files.tokenizer()
             return ReadDraft(drafter, path, self._read_rounded(files, drafter), tokenizer)
 
