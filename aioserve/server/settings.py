@@ -146,11 +146,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     1024 keys of 8 to 512 characters, better 16 or more. Kept as a tuple of `ApiKey`, which hides
     the keys."""
     operators: Annotated[Sequence[str], sequence(text(1, 64), MAX_KEYS)] = ()
-    """Names of `api_keys` whose holders are operators, up to 1024. Operators may read `/metrics`,
-    `/live`, `/trace` and `/server_info`, which show the requests of all keys. They may also call
-    `/reset_prefix_cache`, `/abort_requests` and `/abort_request`. By default, the holder of a
-    single key is an operator, and with several keys there is none. Without keys, every caller may
-    do all this."""
+    """Names of up to 1024 `api_keys` whose holders may use the paths about all keys, like
+    `/metrics`. By default, the holder of a single key. Without keys, every caller."""
     open_paths: Annotated[Sequence[str], sequence(text(1, 256), 16)] = (
         "/health",
         "/ready",
@@ -175,9 +172,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     the request whose body has been awaited longest. If no body is awaited, it gets the status
     503."""
     stream_interval: Annotated[int, integer(1, 1024)] = 1
-    """Tokens of each choice that a streamed answer gathers for one chunk. More tokens make a faster
-    server and a less even stream. The first and the last token of a choice are never held back. A
-    chunk has at most half of the engine's `max_buffered_tokens`."""
+    """Tokens of each choice in one chunk of a stream, at most half of the engine's
+    `max_buffered_tokens`. More make a faster server and a less even stream."""
     metrics: bool = True
     """Serve metrics at `/metrics`."""
     metrics_names: Literal["aioserve", "vllm", "both"] = "aioserve"

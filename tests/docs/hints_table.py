@@ -1,4 +1,4 @@
-"""The table of what is let through in docs/reference/server.md, made of the tables of hints.
+"""Table of ignored values in docs/reference/ignored-fields.md, made of the tables of hints.
 
     python -m tests.docs.hints_table
 
@@ -7,15 +7,16 @@ writes it anew, between its two marks.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from aioserve.server.hint_tables import TABLES, Hint
-from tests.docs.settings_table import PAGE
 
 __all__ = ["PAGE", "parts_of", "table"]
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "ignored-fields.md"
 BEGIN, END = "<!-- hints: begin -->\n", "<!-- hints: end -->\n"
 TYPES = {
     bool: "true, false",
@@ -36,7 +37,7 @@ def table() -> str:
             places.setdefault((name, _keyed(hint)), []).append(about)
     for (name, hint), of in places.items():
         rows.setdefault((hint, tuple(of)), []).append(name)
-    lines = ["| fields | values | besides, where the model doesn't reason | of |\n"]
+    lines = ["| fields | values | more values without reasoning | API |\n"]
     lines.append("| --- | --- | --- | --- |\n")
     for (hint, of), names in rows.items():
         fields = ", ".join([f"`{name}`" for name in names])
@@ -61,7 +62,7 @@ def _shown(values: tuple[str, ...]) -> str:
 
 
 def parts_of(text: str) -> tuple[str, str, str]:
-    """Before the table, the table, and behind it."""
+    """Return the text before the table, the table, and the text behind it."""
     before, _, rest = text.partition(BEGIN)
     inside, _, behind = rest.partition(END)
     return before + BEGIN, inside, END + behind

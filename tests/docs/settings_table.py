@@ -1,4 +1,4 @@
-"""The table of a server's settings in docs/reference/server.md, made of the structs.
+"""Table of a server's settings in docs/reference/server-settings.md, made of the structs.
 
     python -m tests.docs.settings_table
 
@@ -15,12 +15,12 @@ from aioserve.cli.serve import SETTINGS
 
 __all__ = ["PAGE", "parts_of", "table"]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "server.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "server-settings.md"
 BEGIN, END = "<!-- settings: begin -->\n", "<!-- settings: end -->\n"
 
 
 def table() -> str:
-    """Of what [server] may hold."""
+    """Return the table of what [server] may hold."""
     rows = [row(setting) for setting in SETTINGS if setting.table == "server"]
     head = "| key of `[server]` | default | meaning |\n| --- | --- | --- |\n"
     return head + "".join(rows)
@@ -40,7 +40,7 @@ def shown(default: Any) -> str:
 
 
 def parts_of(text: str) -> tuple[str, str, str]:
-    """Before the table, the table, and behind it."""
+    """Return the text before the table, the table, and the text behind it."""
     before, _, rest = text.partition(BEGIN)
     inside, _, behind = rest.partition(END)
     return before + BEGIN, inside, END + behind

@@ -29,7 +29,7 @@ def test_flags_that_a_file_names_are_there(name: str) -> None:
     written = (DEPLOY / name).read_text(encoding="utf-8")
     named = set(re.findall(r"--(?:host|port|api|drain|allowed|tls|uds)[a-z-]*", written))
     assert named
-    settings = (ROOT / "docs" / "reference" / "server.md").read_text(encoding="utf-8")
+    settings = (ROOT / "docs" / "reference" / "server-settings.md").read_text(encoding="utf-8")
     cli = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     for flag in named:
         field = flag.removeprefix("--").replace("-", "_")
@@ -40,7 +40,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     board = json.loads((DEPLOY / "grafana.json").read_text(encoding="utf-8"))
     asked = " ".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
     named = set(re.findall(r"aioserve_[a-z0-9_]+", asked))
-    reference = (ROOT / "docs" / "reference" / "server.md").read_text(encoding="utf-8")
+    reference = (ROOT / "docs" / "reference" / "server-metrics.md").read_text(encoding="utf-8")
     known = set(re.findall(r"`(aioserve_[a-z0-9_]+)`", reference))
     assert {name.removesuffix("_bucket") for name in named} <= known
     places = [tuple(panel["gridPos"][key] for key in "xy") for panel in board["panels"]]

@@ -104,7 +104,8 @@ async def test_prometheus_reads_both_formats_and_names_have_a_prefix() -> None:
         modern = await client.get("/metrics", headers=OPENMETRICS)
     assert text.headers["content-type"].startswith("text/plain")
     assert modern.headers["content-type"].startswith("application/openmetrics-text")
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "server.md").read_text("utf-8")
+    reference = Path(__file__).parents[2] / "docs" / "reference"
+    page = (reference / "server-metrics.md").read_text("utf-8")
     rows = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `aios"))
     told = {name.removesuffix("_total") for name in re.findall("aioserve_[a-z0-9_]+", rows)}
     families = {family.name for family in openmetrics_families(modern.text)}
