@@ -34,7 +34,7 @@ from tests.attacks.engines import (
 )
 from tests.waits import until
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "engine.md"
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "engine-threads.md"
 
 
 def chat(engine: Engine) -> None:

@@ -89,17 +89,17 @@ def test_the_engines_options_and_defaults_are_all_there() -> None:
 
 def test_the_contract_of_engines_is_all_there() -> None:
     members = {
-        re.split(r"\W", name)[0] for name in first_column(section("engine.md", "`EngineLike`"))
+        re.split(r"\W", name)[0] for name in first_column(section("engine-like.md", "`EngineLike`"))
     }
     assert members == public(EngineLike)
-    shown = section("engine.md", "`ModelFacts`")
+    shown = section("engine-like.md", "`ModelFacts`")
     assert first_column(shown) == list(ModelFacts.__struct_fields__)
     assert public(ModelFacts) - set(ModelFacts.__struct_fields__) == {"reads", "filled_in"}
     assert "`reads(" in shown
     assert "`filled_in(" in shown
     for kind in (TokenStreamLike, ChatStreamLike):
         for name in public(kind):
-            assert f"`{name}`" in section("engine.md", "`EngineLike`"), name
+            assert f"`{name}`" in section("engine-like.md", "`EngineLike`"), name
 
 
 def test_what_a_stream_offers_is_all_there() -> None:
