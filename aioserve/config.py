@@ -325,14 +325,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     uses, such as `bos_token`, are those of the model.
     """
     tool_parser: Annotated[ToolParserName | str, _parser(*get_args(ToolParserName))] = "auto"
-    """How the model writes calls of tools, where a call of `chat` says "auto": "hermes",
-    "llama3_json", "mistral", "json" or another name, which a plugin may offer; "none" takes them
-    for text. "auto" is what the chat template is written for."""
+    """Format of the model's tool calls, if a call of `chat` says "auto": "hermes", "llama3_json",
+    "mistral", "json", another bundled name or that of a plugin. "none" takes calls for text. "auto"
+    takes the format that the chat template is written for.
+    """
     reasoning_parser: Annotated[
         ReasoningParserName | str, _parser(*get_args(ReasoningParserName))
     ] = "auto"
-    """How the model writes its reasoning, likewise: "qwen3", "deepseek_r1", "mistral", the name of
-    a plugin's, or "none"."""
+    """Format of the model's reasoning, if a call of `chat` says "auto": "qwen3", "deepseek_r1",
+    "mistral", "harmony", that of a plugin, or "none". "auto" takes the format that the chat template
+    is written for.
+    """
     reranker: RerankerName = "auto"
     """Way in which the model scores the relevance of a document to a query. With "qwen3", it is
     that of Qwen3-Reranker: "yes" or "no" after its prompt. With "none", embeddings are compared.

@@ -4,9 +4,9 @@ The embedded model runs a beam search for a prompt of `--prompt-tokens` random i
 that computes all beams, it counts the distinct pages of all beams, and the pages if each had its
 own. It also counts the prompts' computed tokens, and those found in the cache.
 
-At last, over `--questions` of the embedded model's: the share of beams that are one of the round
-before with its likeliest token, and the share of rounds all of whose beams are. No draft token
-behind each beam can save more.
+At last it counts, over `--questions` of the embedded model's questions, the beams that are one of
+the round before with its likeliest token. It counts the rounds in which all beams are, too. Draft
+tokens can save no more than these.
 
     python benchmarks/beams.py
     python benchmarks/beams.py --beam-width 8 --prompt-tokens 100 --max-tokens 100

@@ -113,10 +113,14 @@ def _check_names(
     plugins: Sequence[object],
     parsers: tuple[str, str],
 ) -> None:
-    """Raise `UnknownPolicyError` for a policy's name that no plugin offers, and `ConfigError` for a
-    drafter's or a parser's, and for options that these don't take, where no plugin but the bundled
-    ones could offer them: others are imported when the engine is entered, in a thread, as files
-    are, and that raises it then. A file is only looked for here."""
+    """Check names and options that only bundled plugins could offer.
+
+    Other plugins and files are imported in a thread when the engine is entered, which checks them
+    then. Here a file only has to exist.
+
+    Raises `UnknownPolicyError` for an unknown policy, and `ConfigError` for an unknown drafter or
+    parser and for options that these don't take.
+    """
     named: dict[str, str] = {}
     if isinstance(policy, str) and policy != DEFAULT_POLICY and not names_file(policy, POLICY):
         named["policy"] = policy

@@ -243,8 +243,8 @@ class TokenStream(RequestStream):
         Raises `InvalidRequestError` for a bad argument, for a prompt that isn't encoded yet, and
         for a completion that has ended with the tokens so far. Raises `InvalidSamplingError`,
         `PromptTooLongError` for a full context, `DeadlineExceededError`, `QueueFullError`,
-        `EngineClosedError` and `WrongLoopError`. A stop string in the text so far is raised by the
-        first read of a branch, and so is a grammar that doesn't take these tokens.
+        `EngineClosedError` and `WrongLoopError`. The first read of a branch raises if the text so
+        far has a stop string, or if the grammar refuses these tokens.
         """
         if self._forked is None:
             raise InvalidRequestError("a stream that brings no completion can't be forked")

@@ -236,8 +236,8 @@ _FAMILIES: Mapping[str, Callable[[Rules], None]] = {
 
 
 def _rules_of(parser: type[ToolParser]) -> Callable[[Rules], None]:
-    """What adds the rules of a parser's format. Raises `InvalidSamplingError` where none are
-    known."""
+    """Return the function that adds the rules of a parser's format. Raises `InvalidSamplingError`
+    for a format without known rules."""
     if issubclass(parser, MarkedJsonParser):
         return lambda rules: _marked_json(rules, parser)
     if parser.name not in _FAMILIES:

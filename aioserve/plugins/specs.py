@@ -93,7 +93,7 @@ class ValueSpec(msgspec.Struct, Generic[T], frozen=True):
 
     name: str
     value: T
-    """What is offered, frozen."""
+    """Frozen value that the plugin offers."""
     description: str = ""
     """One line for listings."""
     api: int = 1

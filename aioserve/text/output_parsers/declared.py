@@ -43,9 +43,9 @@ MAX_EXAMPLE_CHARS = 2048
 class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Format in which a family of models writes tool calls: base of `JsonCalls` and `CustomCalls`.
 
-    `template_has` and `template_lacks` say which chat templates are written for it. Where a caller
-    names no parser, a template that no bundled parser reads is given to the first format whose
-    texts it has all of, and none of those that it lacks. Formats come in the order of their names.
+    `template_has` and `template_lacks` tell the chat templates that are written for it. If the
+    caller names no parser and no bundled one reads the template, the first format by name that fits
+    is taken. It fits if the template has all texts of the one and no text of the other.
     """
 
     template_has: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class CustomCalls(CallFormat, frozen=True, kw_only=True):
     marks: tuple[str, ...] = ()
     """Marks of the format. Special tokens among them are part of the text that a reader gets."""
     typed_marks: bool = False
-    """As in `JsonCalls`."""
+    """Same as in `JsonCalls`."""
     examples: tuple[str, ...] = ()
     """Completions with calls, of up to 2048 characters. Checks of the plugin try parts of them:
     nothing else tells these what calls look like."""

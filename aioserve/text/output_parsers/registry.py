@@ -1,5 +1,6 @@
-"""Parsers of tool calls and formats of reasoning, by name and by chat template: the bundled ones,
-and beside them those of plugins, which take the same path.
+"""Parsers of tool calls and formats of reasoning, by name and by chat template.
+
+Bundled parsers and those of plugins take the same path.
 
 Names are those of vLLM's parsers, except harmony, which has two names there.
 """
