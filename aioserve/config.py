@@ -333,8 +333,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
         ReasoningParserName | str, _parser(*get_args(ReasoningParserName))
     ] = "auto"
     """Format of the model's reasoning, if a call of `chat` says "auto": "qwen3", "deepseek_r1",
-    "mistral", "harmony", that of a plugin, or "none". "auto" takes the format that the chat template
-    is written for.
+    "mistral", "harmony", that of a plugin, or "none". "auto" takes the format that the chat
+    template is written for.
     """
     reranker: RerankerName = "auto"
     """Way in which the model scores the relevance of a document to a query. With "qwen3", it is

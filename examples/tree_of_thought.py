@@ -24,8 +24,8 @@ class Thought:
         async with self.stream:
             async for token in self.stream:
                 self.line += token.text
-                assert token.logprob is not None  # asked for with `logprobs`
-                self.logprobs.append(token.logprob)
+                if token.logprob is not None:  # asked for with `logprobs`
+                    self.logprobs.append(token.logprob)
                 if "\n" in token.text and self.line.strip():
                     break
 

@@ -30,7 +30,7 @@ NO_BEGINNING = frozenset(
 """Words that no docstring begins with: it begins with a noun or a verb, articles aside."""
 
 SPAN = re.compile(r"``[^`]+``|`[^`]+`|\[\d[^]]*\]")
-ENDS = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[`]*[A-Z0-9`_])")
+ENDS = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[`]*[A-Z0-9`_]|\")")
 LISTED = re.compile(r"^\s*(?:[-*]|\d+[.)])\s+")
 ABBREVIATED = re.compile(r"\b(e\.g|i\.e|vs|cf|et al|Sec|Fig|Eq|No|pp)\.\s")
 
