@@ -15,11 +15,14 @@ All are frozen values and functions that make them. Nothing here reads files or 
 
 from __future__ import annotations
 
+from aioserve.formats.routing import ClampedSwiglu, Routing
 from aioserve.models.architecture import (
     MLP,
     Architecture,
     Attention,
+    Experts,
     Heads,
+    LatentAttention,
     Layer,
     Linear,
     Norm,
@@ -39,19 +42,29 @@ from aioserve.models.families.common import (
 )
 from aioserve.models.fields import Fields
 from aioserve.models.rope import RopeConfig, read_rope
+from aioserve.paging.format import KVEntry, KVFormat, KVPlane
+from aioserve.paging.layout import LayerKV
 
 __all__ = [
     "MLP",
     "Architecture",
     "Attention",
     "BlockNorms",
+    "ClampedSwiglu",
+    "Experts",
     "Fields",
     "Heads",
+    "KVEntry",
+    "KVFormat",
+    "KVPlane",
+    "LatentAttention",
     "Layer",
+    "LayerKV",
     "Linear",
     "Names",
     "Norm",
     "RopeConfig",
+    "Routing",
     "Shape",
     "Tensor",
     "activation",
