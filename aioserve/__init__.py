@@ -74,6 +74,7 @@ from aioserve.errors import (
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.kv.eviction import EvictionStrategy, PageUse
 from aioserve.models.families.family import ModelFamily
+from aioserve.models.quantization.declared import WeightFormat, WeightPart, WeightReader
 from aioserve.plugins import (
     DrafterSpec,
     EvictionSpec,
@@ -88,6 +89,7 @@ from aioserve.plugins import (
     StepInfo,
     StepPart,
     ToolParserSpec,
+    WeightFormatSpec,
     hookimpl,
 )
 from aioserve.request import (
@@ -246,6 +248,10 @@ __all__ = [
     "Usage",
     "Validates",
     "Verdict",
+    "WeightFormat",
+    "WeightFormatSpec",
+    "WeightPart",
+    "WeightReader",
     "WeightsError",
     "WrongLoopError",
     "hookimpl",

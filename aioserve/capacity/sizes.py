@@ -133,7 +133,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             is_latent=bool(config.latent_rank),
             windows=tuple(layer.mixer.window for layer in config.layers),
             max_position_embeddings=config.max_position_embeddings,
-            dtype=config.dtype if config.quantization is None else config.quantization.precision,
+            dtype=(config.quantization and config.quantization.precision) or config.dtype,
             refused=too_large(config, CUDA_ATTENTION) or "",
         )
 

@@ -16,7 +16,12 @@ from string import Template
 from typing import NamedTuple
 
 import aioserve
-from aioserve.cli import _drafter_template, _family_template, _tool_parser_template
+from aioserve.cli import (
+    _drafter_template,
+    _family_template,
+    _tool_parser_template,
+    _weight_format_template,
+)
 from aioserve.errors import ConfigError
 
 __all__ = ["write_project"]
@@ -231,6 +236,14 @@ KINDS = {
         _family_template.FAMILY,
         _family_template.TESTS,
         _family_template.README,
+        ("aioserve plugins check $module",),
+    ),
+    "weight-format": Kind(
+        "weight format",
+        "A format of weights for aioserve: 8-bit integers",
+        _weight_format_template.FORMAT,
+        _weight_format_template.TESTS,
+        _weight_format_template.README,
         ("aioserve plugins check $module",),
     ),
 }

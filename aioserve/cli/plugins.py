@@ -22,6 +22,7 @@ from aioserve.isolation import shown
 from aioserve.kv.eviction import StrategyCalls
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
 from aioserve.models.families.family import ModelFamily
+from aioserve.models.quantization.declared import WeightFormat
 from aioserve.plugins import PluginRegistry
 from aioserve.plugins.files import DRAFTER, POLICY, class_of_file
 from aioserve.plugins.installed import Origin
@@ -36,6 +37,7 @@ from aioserve.testing import (
     check_policy,
     check_reasoning_parser,
     check_tool_parser,
+    check_weight_format,
 )
 from aioserve.testing.drafter_check import TIMED_TOKENS
 
@@ -43,7 +45,7 @@ __all__ = ["app"]
 
 MAX_EXAMPLES = 1_000_000
 
-Kind = Literal["policy", "drafter", "tool-parser", "model-family"]
+Kind = Literal["policy", "drafter", "tool-parser", "model-family", "weight-format"]
 Row = dict[str, Any]
 Check = tuple[str, Callable[[int], object]]
 """Name of a check, and a function that raises if it fails on this many examples. The function's
@@ -155,6 +157,7 @@ def _usable(registry: PluginRegistry) -> Iterator[Row]:
         ("tool parser", registry.tool_parsers, "ready"),
         ("reasoning parser", registry.reasoning_parsers, "ready"),
         ("model family", registry.model_families, "ready"),
+        ("weight format", registry.weight_formats, "ready"),
     ):
         for name, offer in sorted(offers.items()):
             spec = offer.spec
@@ -283,6 +286,12 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
     for offer in filter(meant, registry.model_families.values()):
         family: ModelFamily = offer.spec.value
         yield f"model family {offer.label}", lambda _, family=family: check_model_family(family)
+    for offer in filter(meant, registry.weight_formats.values()):
+        written: WeightFormat = offer.spec.value
+        yield (
+            f"weight format {offer.label}",
+            lambda _, written=written: check_weight_format(written),
+        )
     for offer in filter(meant, registry.observers.values()):
         yield f"observer {offer.label}", partial(_checked, check_observer, offer.spec.factory)
     for offer in registry.admissions:

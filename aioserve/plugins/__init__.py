@@ -35,6 +35,7 @@ from aioserve.plugins.specs import (
     PolicySpec,
     ReasoningParserSpec,
     ToolParserSpec,
+    WeightFormatSpec,
     hookimpl,
 )
 
@@ -58,6 +59,7 @@ __all__ = [
     "StepInfo",
     "StepPart",
     "ToolParserSpec",
+    "WeightFormatSpec",
     "check_drafter_object",
     "check_observer_object",
     "check_policy_object",

@@ -23,6 +23,7 @@ from aioserve.models.families.family import ModelFamily
 from aioserve.models.fields import Fields
 from aioserve.models.known import KnownKinds
 from aioserve.models.quantization.config import METHODS
+from aioserve.models.quantization.declared import WeightFormat, scheme_of
 from aioserve.plugins.installed import InstalledPlugin, Origin, installed_plugins
 from aioserve.plugins.observers import Admission, Observer, Observers, RequestInfo
 from aioserve.plugins.options import made, split_name
@@ -38,6 +39,7 @@ from aioserve.plugins.specs import (
     Spec,
     ToolParserSpec,
     ValueSpec,
+    WeightFormatSpec,
     contents_of,
 )
 from aioserve.sampling.processors import LogitsProcessor, ProcessorMaker
@@ -66,6 +68,7 @@ BUILT_IN: Mapping[str, Collection[str]] = {
     ToolParserSpec.kind: (*TOOL_PARSERS, *NO_PARSERS),
     ReasoningParserSpec.kind: (*REASONING_FORMATS, *NO_PARSERS),
     ModelFamilySpec.kind: FAMILIES.keys(),
+    WeightFormatSpec.kind: METHODS.keys(),
 }
 """Names by kind that no plugin may offer."""
 LEAST_LIKENESS = 0.8
@@ -142,6 +145,7 @@ class PluginRegistry:
         self.drafters: dict[str, Offer[Drafter]] = {}
         self.tool_parsers: dict[str, ValueOffer[CallFormat]] = {}
         """Offers of formats, without the bundled ones; so are the next."""
+        self.weight_formats: dict[str, ValueOffer[WeightFormat]] = {}
         self.model_families: dict[str, ValueOffer[ModelFamily]] = {}
         self.reasoning_parsers: dict[str, ValueOffer[ReasoningMarks]] = {}
         self._offers: dict[str, dict[str, Any]] = {
@@ -153,6 +157,7 @@ class PluginRegistry:
             ToolParserSpec.kind: self.tool_parsers,
             ReasoningParserSpec.kind: self.reasoning_parsers,
             ModelFamilySpec.kind: self.model_families,
+            WeightFormatSpec.kind: self.weight_formats,
         }
         self.admissions: list[AdmissionOffer] = []
         """Offers in the order of asking."""
@@ -281,7 +286,11 @@ class PluginRegistry:
         """The kinds of models that can be read, those of plugins behind the bundled ones."""
         offers = sorted(self.model_families.items())
         families = {name: _guarded(offer.spec.value, offer.label) for name, offer in offers}
-        return KnownKinds(families={**FAMILIES, **families}, schemes=METHODS)
+        schemes = {
+            name: scheme_of(name, offer.spec.value, offer.label)
+            for name, offer in sorted(self.weight_formats.items())
+        }
+        return KnownKinds(families={**FAMILIES, **families}, schemes={**METHODS, **schemes})
 
     # -- what a request chooses
 

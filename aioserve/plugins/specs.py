@@ -20,6 +20,7 @@ from aioserve.errors import PluginError
 from aioserve.isolation import shown
 from aioserve.kv.eviction import EvictionStrategy
 from aioserve.models.families.family import ModelFamily, check_family
+from aioserve.models.quantization.declared import WeightFormat, check_weight_format_value
 from aioserve.plugins.observers import Observer, RequestInfo
 from aioserve.sampling.processors import LogitsProcessor
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy
@@ -46,6 +47,7 @@ __all__ = [
     "Spec",
     "ToolParserSpec",
     "ValueSpec",
+    "WeightFormatSpec",
     "contents_of",
     "hookimpl",
 ]
@@ -160,6 +162,13 @@ class ModelFamilySpec(ValueSpec[ModelFamily], frozen=True):
     check = staticmethod(check_family)
 
 
+class WeightFormatSpec(ValueSpec[WeightFormat], frozen=True):
+    """A format of weights that a plugin offers. `name` is its `quant_method` in config.json."""
+
+    kind = "weight format"
+    check = staticmethod(check_weight_format_value)
+
+
 class HookSpecs:
     """The hooks that a plugin may implement."""
 
@@ -194,6 +203,10 @@ class HookSpecs:
     @hookspec
     def aioserve_model_families(self) -> Sequence[ModelFamilySpec]:  # pyright: ignore[reportReturnType]
         """Families of models that can be loaded."""
+
+    @hookspec
+    def aioserve_weight_formats(self) -> Sequence[WeightFormatSpec]:  # pyright: ignore[reportReturnType]
+        """Formats of quantized weights that can be read."""
 
     @hookspec(firstresult=True)
     def aioserve_admit(self, request: RequestInfo) -> Refusal | None:
@@ -245,6 +258,7 @@ def contents_of(plugin: object) -> Contents:
             *_specs(hook.aioserve_tool_parsers, ToolParserSpec),
             *_specs(hook.aioserve_reasoning_parsers, ReasoningParserSpec),
             *_specs(hook.aioserve_model_families, ModelFamilySpec),
+            *_specs(hook.aioserve_weight_formats, WeightFormatSpec),
         ),
         admit=None if admit is None else lambda info: hook.aioserve_admit(request=info),
         admit_place=(False, False) if admit is None else (not admit.tryfirst, admit.trylast),

@@ -40,6 +40,7 @@ from aioserve.testing.policy_check import check_policy
 from aioserve.testing.sim_loop import DeadlockError, SimLoop, SimulationError, run_simulated
 from aioserve.testing.stream_checker import StreamChecker
 from aioserve.testing.trial import replay
+from aioserve.testing.weight_checks import check_weight_format
 
 __all__ = [
     "DeadlockError",
@@ -65,6 +66,7 @@ __all__ = [
     "check_policy",
     "check_reasoning_parser",
     "check_tool_parser",
+    "check_weight_format",
     "count_leaked_pages",
     "expected_logprobs",
     "expected_tokens",

@@ -334,18 +334,22 @@ def test_a_new_project_of_a_tool_parser_works(
         sys.modules.pop(module)
 
 
-def test_a_new_project_of_a_model_family_works(
-    aioserve_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "spec"), [("model-family", "FAMILY"), ("weight-format", "FORMAT")]
+)
+def test_a_new_project_of_a_kind_of_model_works(
+    aioserve_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, spec: str
 ) -> None:
-    done = aioserve_here("plugins", "new", "normed", "--kind", "model-family", "--dir", tmp_path)
+    done = aioserve_here("plugins", "new", "normed", "--kind", kind, "--dir", tmp_path)
     assert done.returncode == 0, done.stderr
     project = tmp_path / "normed"
     monkeypatch.syspath_prepend(project / "src")
     plugin = importlib.import_module("normed")
     tests = runpy.run_path(str(project / "tests" / "test_normed.py"))
     try:
-        families = PluginRegistry([plugin]).model_families
-        assert families["NormedForCausalLM"].spec.value is plugin.FAMILY
+        registry = PluginRegistry([plugin])
+        (offer,) = [*registry.model_families.values(), *registry.weight_formats.values()]
+        assert offer.spec.value is getattr(plugin, spec)
         for name, test in tests.items():
             if name.startswith("test_"):
                 test()

@@ -39,7 +39,8 @@ def rows(heading: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "kind", [JsonCalls, CustomCalls, ReasoningMarks, ToolParserSpec, ModelFamily]
+    "kind",
+    [JsonCalls, CustomCalls, ReasoningMarks, ToolParserSpec, ModelFamily, WeightFormat, WeightPart],
 )
 def test_every_field_of_a_value_is_there(kind: type) -> None:
     assert sorted(rows(f"field of `{kind.__name__}`")) == sorted(kind.__struct_fields__)

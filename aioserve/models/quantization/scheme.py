@@ -72,7 +72,8 @@ class Scheme(ABC):
     """Storage of a checkpoint's quantised weights. Its other weights are plain."""
 
     precision: str
-    """Precision of its weights, for planned sizes: int4, int8 or fp8."""
+    """Precision of its weights, by which sizes are planned: int4, int8 or fp8; empty where they
+    become floats of the model's dtype."""
     unread: ClassVar[re.Pattern[str]]
     """Names of parts that may be present but do not affect the weights."""
 
