@@ -23,6 +23,8 @@ from aioserve import (
     StepInfo,
     StepPart,
     ToolParserSpec,
+    WeightFormat,
+    WeightPart,
     architectures,
 )
 from aioserve.plugins import API_VERSION
