@@ -77,6 +77,8 @@ MAX_SEQS = 65_536
 MAX_BATCHED_TOKENS = 1 << 20
 MAX_COUNT = 2**31 - 1
 MAX_SECONDS = 7 * 24 * 3600.0
+MAX_RATE = 1e24
+"""Most operations or bytes a second of any device."""
 MAX_GRAPH_SIZES = 1024
 MAX_PATH_CHARS = 4096
 MAX_DRAFTER_CHARS = 1000
@@ -346,6 +348,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=MadeByNa
     `Speculation(drafter=NAME)`. The tokens are the same with any, except with
     `acceptance="rejection"`. None: each step computes one token of a completion.
     """
+    peak_flops_per_second: Annotated[float | None, optional(number(0, MAX_RATE, above=True))] = None
+    """Operations a second that the device reaches with the model's type of weights, as
+    `benchmarks/limits.py` measures them. `EngineStats` compares steps with it. None: unknown.
+    """
+    peak_bytes_per_second: Annotated[float | None, optional(number(0, MAX_RATE, above=True))] = None
+    """Bytes a second that the device reads from its memory, likewise. None: unknown."""
     seed: Annotated[int, integer(0, MAX_SEED)] = 0
     """Key of the noise of requests without a seed of their own."""
     max_waiting: Annotated[int, integer(1, MAX_COUNT)] = 4096

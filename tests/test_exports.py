@@ -19,6 +19,8 @@ import aioserve.errors
 PACKAGES = ("aioserve", "aioserve.errors", "aioserve.testing")
 """Where users import from."""
 CONTRACTS = (
+    "aioserve.capacity.models",
+    "aioserve.paging.format",
     "aioserve.architectures",
     "aioserve.sampling.masks",
     "aioserve.models.reranking",

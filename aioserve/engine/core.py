@@ -20,6 +20,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 
+from aioserve.capacity.models import ModelShape
 from aioserve.engine.constrained import Guide
 from aioserve.engine.delivery import Delivery
 from aioserve.engine.event_loop import running_loop
@@ -33,6 +34,7 @@ from aioserve.engine.requests import (
     RequestState,
     RequestTable,
 )
+from aioserve.engine.step_work import MAX_NOTED, StepWork
 from aioserve.errors import (
     AioserveError,
     EngineClosedError,
@@ -70,7 +72,9 @@ class CoreLoop:
         overlap: bool,
         jump_forward: bool,
         stall_timeout_seconds: float,
+        shape: ModelShape | None = None,
     ) -> None:
+        """`shape` has the sizes of the runner's model; None: they are unknown."""
         self._wake = asyncio.Event()
         self.scheduler = scheduler
         self.table: RequestTable = RequestTable()
@@ -88,6 +92,7 @@ class CoreLoop:
             scheduler, self._launch, depth=2 if overlap else 1
         )
         self.times: HostTimes = HostTimes()
+        self.work: StepWork = StepWork(shape)
         self.failure: BaseException | None = None
         """Cause of an end of the loop before `stop` was called: a bug, a cancelled task, or a
         runner that failed for good."""
@@ -99,6 +104,8 @@ class CoreLoop:
         self._ended = False
         self._clock = clock_of(self._loop)
         self._progress_seconds = self._clock()
+        self._step_seconds = 0.0
+        """Seconds of the last step that has ended."""
         self._launched_seconds = 0.0
         """Start of the step that is due next: its launch, or the end of the step before it."""
         self._asleep = False
@@ -285,6 +292,11 @@ class CoreLoop:
             failure = error
         else:
             failure = self._commit(outcome)
+            if failure is None:
+                noted = self.work.noted
+                noted.append((plan, outcome.drafted, outcome.branched, self._step_seconds))
+                if len(noted) == MAX_NOTED:
+                    self.work.count()
         if failure is not None:
             self._fail_step(plan, failure)
         if self.guides.is_used:
@@ -325,6 +337,7 @@ class CoreLoop:
         if self.table.waiting.tokens:
             self.table.waiting.step_ended(step_seconds)
         self._launched_seconds = now
+        self._step_seconds = step_seconds
         self.scheduler.charge(plan, step_seconds)
 
     def _commit(self, outcome: StepOutcome) -> Exception | None:

@@ -176,7 +176,9 @@ class Intake:
             self._core.delivery.reader_did,
             capacity=self._config.max_buffered_tokens,
             num_samples=params.n,
+            ended_requests=self._core.table.ended_requests,
         )
+        live.mailbox.tenant = hints.tenant
         drafts = 0 if prompt_fields is not None else self._params.max_draft_tokens(params)
         fields = {
             "max_draft_tokens": drafts,

@@ -238,6 +238,7 @@ class EngineLifecycle:
             overlap=config.overlap,
             jump_forward=config.jump_forward and model.takes_forced,
             stall_timeout_seconds=config.stall_timeout_seconds,
+            shape=model.shape,
         )
         model.processors[:] = plugins.registry.processor_makers
         self.parsers = plugins.parsers

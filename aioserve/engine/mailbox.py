@@ -21,8 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.engine.begun import Origin
-from aioserve.engine.measures import TokenGaps
+from aioserve.engine.measures import EndedRequests, TokenGaps
 from aioserve.errors import AioserveError, StreamBusyError
 from aioserve.request import FinishReason, Logprobs, Token, Usage
 from aioserve.scheduling.account import RequestAccount
@@ -52,6 +51,7 @@ class Mailbox:
 
     __slots__ = (
         "_encoded_seconds",
+        "_ended_requests",
         "_ended_seconds",
         "_gaps",
         "_num_wanted",
@@ -80,6 +80,7 @@ class Mailbox:
         "request_id",
         "started_seconds",
         "stop_reasons",
+        "tenant",
     )
 
     def __init__(
@@ -89,9 +90,12 @@ class Mailbox:
         tell: Callable[[ReaderEvent], None],
         capacity: int,
         num_samples: int,
+        ended_requests: EndedRequests | None = None,
     ) -> None:
         self.request_id: str = request_id
         self.loop: asyncio.AbstractEventLoop = loop
+        self.tenant: str | None = None
+        """Tenant of the request, once its hints are checked."""
         self.pid: int = os.getpid()
         self.capacity: int = capacity
         self.prompt_ids: Sequence[int] | npt.NDArray[np.int32] = ()
@@ -125,6 +129,8 @@ class Mailbox:
         self._encoded_seconds: float | None = None
         self._ended_seconds: float | None = None
         self._gaps = TokenGaps(num_samples)
+        self._ended_requests = ended_requests
+        """Counts the end of the request, if given."""
         self._timings: Timings | None = None
         """Final timings, kept once they are asked for after the end."""
         self._tell: Callable[[ReaderEvent], None] | None = tell
@@ -231,8 +237,11 @@ class Mailbox:
         self.finish_reason = reason
         self.finish_reasons = [ended or reason for ended in self.finish_reasons]
         self.error = None if error is None else error.copy()  # without the frames that raised it
-        self._ended_seconds = self.clock()
+        self._ended_seconds = now = self.clock()
         self.account = msgspec.structs.replace(self.account)  # steps in flight may add to it
+        if self._ended_requests is not None:
+            seconds, account = now - self.started_seconds, self.account
+            self._ended_requests.ended(reason, self.tenant, seconds, account.device_seconds)
         self._tell = None  # a stream that is kept keeps no request
         self._wake()
         return True

@@ -6,14 +6,17 @@ Knows only numbers.
 from __future__ import annotations
 
 from array import array
+from collections import deque
+from collections.abc import Iterable
 from itertools import pairwise
 from math import ceil, exp, floor, log2
 
 import msgspec
 
+from aioserve.request import FinishReason
 from aioserve.timings import GAP_BOUNDS_SECONDS, InterTokenLatency
 
-__all__ = ["HostTimes", "TokenGaps", "Waiting"]
+__all__ = ["EndedRequests", "HostTimes", "TokenGaps", "Waiting"]
 
 MEMORY_SECONDS = 10.0
 """Age at which a step weighs 1/e in estimates of waiting time."""
@@ -27,6 +30,8 @@ LAST_BUCKETS = tuple(
     floor(log2(bound * 1e6 * (GROWTH + 1) / 2) * BUCKETS_PER_OCTAVE) for bound in GAP_BOUNDS_SECONDS
 )
 """Last bucket whose middle is within each of `GAP_BOUNDS_SECONDS`."""
+MAX_REMEMBERED = 512
+"""Most ended requests that are remembered one by one."""
 MAX_TIMES = 32
 """Most token times that a sample keeps before their gaps are counted."""
 
@@ -91,6 +96,51 @@ class Waiting:
         if not self._seconds or self._begun_tokens < 1:
             return None
         return tokens * self._seconds / self._begun_tokens
+
+
+class EndedRequests:
+    """Counts requests that have ended, and remembers the last `MAX_REMEMBERED` of them."""
+
+    __slots__ = ("_last", "counts")
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {reason.value: 0 for reason in FinishReason}
+        """Requests that have ended, by the reason."""
+        self._last: deque[tuple[float | None, str | None, float]] = deque(maxlen=MAX_REMEMBERED)
+        """Seconds until the end of those that ended by themselves, tenants, and device seconds."""
+
+    def ended(
+        self, reason: FinishReason, tenant: str | None, seconds: float, device_seconds: float
+    ) -> None:
+        """Note the end of a request, `seconds` after it was submitted."""
+        self.counts[reason.value] += 1
+        is_whole = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        self._last.append((seconds if is_whole else None, tenant, device_seconds))
+
+    def latency(self) -> tuple[float | None, float | None]:
+        """Return mean, in seconds, and variance, in square seconds, of the time from submission to
+        the end.
+
+        Only remembered requests that ended with "stop" or "length" count. None without any.
+        """
+        found = [seconds for seconds, _, _ in self._last if seconds is not None]
+        if not found:
+            return None, None
+        mean = sum(found) / len(found)
+        return mean, sum([(seconds - mean) ** 2 for seconds in found]) / len(found)
+
+    def service_gap(self, open_requests: Iterable[tuple[str | None, float]]) -> float | None:
+        """Return the largest difference in device seconds between two tenants; None for fewer.
+
+        A tenant's are those of its remembered requests, and of its `open_requests`: tenants and
+        their device seconds so far.
+        """
+        service: dict[str | None, float] = {}
+        for tenant, seconds in [*[each[1:] for each in self._last], *open_requests]:
+            service[tenant] = service.get(tenant, 0.0) + seconds
+        if len(service) < 2:
+            return None
+        return max(service.values()) - min(service.values())
 
 
 class TokenGaps:

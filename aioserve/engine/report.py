@@ -16,8 +16,23 @@ __all__ = ["described", "dump_of", "stats_of"]
 
 def stats_of(engine: EngineLifecycle) -> EngineStats:
     scheduler, counters, times = engine.scheduler, engine.scheduler.counters, engine.core.times
+    table, usage, config = engine.core.table, scheduler.memory.usage(), engine.config
+    held = usage.pages_held_by_requests * scheduler.memory.page_size
+    latency, variance = table.ended_requests.latency()
+    prefill, decode = engine.core.work.phases(
+        config.peak_flops_per_second, config.peak_bytes_per_second
+    )
     return EngineStats(
-        **msgspec.structs.asdict(scheduler.memory.usage()),
+        **msgspec.structs.asdict(usage),
+        requests_finished_total=dict(table.ended_requests.counts),
+        slots_held_by_requests=held,
+        slots_filled=held - scheduler.num_empty_slots,
+        tokens_computed_total=prefill.tokens_total + decode.tokens_total,
+        prefill=prefill,
+        decode=decode,
+        latency_mean_seconds=latency,
+        latency_variance_square_seconds=variance,
+        service_gap_seconds=table.ended_requests.service_gap(table.served()),
         num_running=scheduler.num_running,
         num_waiting=engine.core.num_waiting,
         tokens_prefilled_total=counters.tokens_prefilled,

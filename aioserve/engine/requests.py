@@ -22,7 +22,7 @@ from aioserve.engine.compiling import Compiling
 from aioserve.engine.constrained import ConstrainedCompletion
 from aioserve.engine.encoding import Encoding
 from aioserve.engine.mailbox import Mailbox, ReaderEvent
-from aioserve.engine.measures import Waiting
+from aioserve.engine.measures import EndedRequests, Waiting
 from aioserve.grammars.matcher import Grammar, Matcher
 from aioserve.request import Request
 from aioserve.text.assembler import TextAssembler
@@ -104,9 +104,12 @@ class LiveRequest:
         *,
         capacity: int,
         num_samples: int,
+        ended_requests: EndedRequests | None = None,
     ) -> None:
         loop, tell_of_it = asyncio.get_running_loop(), partial(tell, self)
-        self.mailbox: Mailbox = Mailbox(request_id, loop, tell_of_it, capacity, num_samples)
+        self.mailbox: Mailbox = Mailbox(
+            request_id, loop, tell_of_it, capacity, num_samples, ended_requests
+        )
         self.state: RequestState = RequestState.ENCODING
         self.encoding: Encoding | Compiling | None = None
         """Thread work on the prompt or its structured output, while there is any."""
@@ -147,6 +150,8 @@ class RequestTable:
 
     def __init__(self) -> None:
         self.waiting: Waiting = Waiting()
+        self.ended_requests: EndedRequests = EndedRequests()
+        """Ends of requests. Their mailboxes count them."""
         self._by_id: dict[str, LiveRequest] = {}
         self.queued: deque[LiveRequest] = deque()
         """Requests that will enter the scheduler. Some may have left meanwhile."""
@@ -168,6 +173,15 @@ class RequestTable:
     def count(self, *states: RequestState) -> int:
         """Requests in any of `states`."""
         return sum([self._counts[state] for state in states])
+
+    def served(self) -> list[tuple[str | None, float]]:
+        """Tenant and device seconds of each request whose reader is there."""
+        mailboxes = [request.mailbox for request in list(self._by_id.values())]
+        return [
+            (mailbox.tenant, mailbox.account.device_seconds)
+            for mailbox in mailboxes
+            if mailbox.finish_reason is None
+        ]
 
     # -- changes of state
 

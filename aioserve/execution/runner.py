@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from aioserve.capacity.models import ModelShape
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
 from aioserve.errors import AioserveError
@@ -133,6 +134,8 @@ class LoadedModel(msgspec.Struct, frozen=True):
     `SlotStart.script` of the request's slots."""
     takes_forced: bool = True
     """True if tokens that a grammar forces may be taken although the runner doesn't draw them."""
+    shape: ModelShape | None = None
+    """Sizes that decide the work of a step; None: they are unknown."""
 
 
 class ModelSource(Protocol):

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from aioserve.errors import InvariantError
+from aioserve.kv.filling import num_empty_slots
 from aioserve.kv.memory import KVMemory
 from aioserve.request import Request
 from aioserve.scheduling.account import RequestAccount
@@ -94,6 +95,12 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self.state.running)
+
+    @property
+    def num_empty_slots(self) -> int:
+        """Token slots without an entry in pages of sequences."""
+        leases = [sequence.lease for sequence in self.state.sequences.values()]
+        return num_empty_slots(leases, self.memory.page_size)
 
     # -- requests come and go
 

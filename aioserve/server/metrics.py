@@ -47,6 +47,7 @@ GAUGES = {
     "kv_pages_capacity": ("pages_total", "Pages of the KV cache, of all groups of layers"),
     "kv_host_pages_capacity": ("pages_host_total", "Pages of the host pool"),
     "kv_host_pages_used": ("pages_host_used", "Pages of the host pool that are in use"),
+    "tokens_per_step": ("tokens_per_step", "Mean number of tokens that a step computes"),
     "step_age_seconds": (
         "step_age_seconds",
         "While work is pending, time since the last step ended; 0 when idle",
@@ -71,6 +72,38 @@ COUNTERS = {
     "delivery_seconds": ("delivery_seconds_total", "Event loop time spent handing out tokens"),
     "policy_faults": ("policy_faults_total", "Steps in which the scheduling policy failed"),
 }
+OPTIONAL_GAUGES = {
+    "kv_fill_ratio": (
+        "fill_ratio",
+        "Share of the page capacity of requests that holds tokens, in 0 to 1; absent without any",
+    ),
+    "request_latency_mean_seconds": (
+        "latency_mean_seconds",
+        "Mean time from submission to the end, of the last 512 requests",
+    ),
+    "request_latency_variance_square_seconds": (
+        "latency_variance_square_seconds",
+        "Variance of the time from submission to the end, of the last 512 requests",
+    ),
+    "service_gap_seconds": (
+        "service_gap_seconds",
+        "Largest difference in device seconds between two tenants, of open requests and the last "
+        "512; absent with fewer than two tenants",
+    ),
+}
+"""Gauges that are absent while their number is None."""
+PHASES = ("prefill", "decode")
+PHASE_COUNTERS = {
+    "phase_tokens": ("tokens_total", "Tokens computed, by phase"),
+    "phase_seconds": ("seconds_total", "Seconds of steps, shared by their tokens, by phase"),
+    "phase_flops": ("flops_total", "Operations that the model's sizes ask for, by phase"),
+    "phase_bytes": ("bytes_total", "Bytes that the model's sizes make steps move, by phase"),
+}
+PHASE_GAUGES = {
+    "compute_use_ratio": ("compute_use", "Operations a second over peak_flops_per_second"),
+    "bandwidth_use_ratio": ("bandwidth_use", "Bytes a second over peak_bytes_per_second"),
+}
+"""Numbers of each phase, absent while they are None."""
 GUESSES = {
     "drafted_tokens": ("tokens_drafted_total", "Draft tokens that steps verified"),
     "accepted_draft_tokens": ("tokens_accepted_total", "Draft tokens among them that were right"),
@@ -105,6 +138,20 @@ class EngineCollector(Collector):
             yield GaugeMetricFamily(f"aioserve_{name}", what, getattr(stats, field))
         for name, (field, what) in COUNTERS.items():
             yield CounterMetricFamily(f"aioserve_{name}", what, getattr(stats, field))
+        for name, (field, what) in OPTIONAL_GAUGES.items():
+            gauge = GaugeMetricFamily(f"aioserve_{name}", what, labels=())
+            if (number := getattr(stats, field)) is not None:
+                gauge.add_metric((), number)
+            yield gauge
+        yield from _phases(stats)
+        ended = CounterMetricFamily(
+            "aioserve_requests_finished",
+            "Requests that have ended, those that admission plugins refused included",
+            labels=["finish_reason"],
+        )
+        for reason, count in stats.requests_finished_total.items():
+            ended.add_metric([reason], count)
+        yield ended
         if (speculation := self._engine.config.speculation) is not None:
             yield from _draft_counts(stats, speculation.drafter_name)
         pages = GaugeMetricFamily("aioserve_kv_pages", "Pages by state", labels=["state"])
@@ -117,6 +164,20 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily("aioserve_prefix_hit_ratio", found, _hit_ratio(stats))
         if self._app_state.settings.metrics_names == "aioserve":
             yield from protocol_gauges(self._engine, stats)
+
+
+def _phases(stats: EngineStats) -> Iterator[Metric]:
+    work = {phase: getattr(stats, phase) for phase in PHASES}
+    for kind, names in (
+        (CounterMetricFamily, PHASE_COUNTERS),
+        (GaugeMetricFamily, PHASE_GAUGES),
+    ):
+        for name, (field, what) in names.items():
+            family = kind(f"aioserve_{name}", what, labels=["phase"])
+            for phase, done in work.items():
+                if (number := getattr(done, field)) is not None:
+                    family.add_metric([phase], number)
+            yield family
 
 
 def _draft_counts(stats: EngineStats, drafter: str) -> Iterator[Metric]:

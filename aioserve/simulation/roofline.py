@@ -6,9 +6,9 @@ import numpy as np
 
 from aioserve.capacity.hardware import Hardware
 from aioserve.capacity.models import ModelShape
+from aioserve.capacity.work import attended_pairs, kv_tokens_moved
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.paging.layout import first_seen
 from aioserve.simulation.cost import StepLoad
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import check_int
@@ -82,8 +82,8 @@ class RooflineCost:
             tokens += item.count
             sampled += sum([item.most_tokens(row) for row in item.rows])
             for window, num_layers in self._layers:
-                kv_tokens += num_layers * _kv_tokens(item.index, item.count, window)
-                pairs += num_layers * _pairs(item.index, item.count, window)
+                kv_tokens += num_layers * kv_tokens_moved(item.index, item.count, window)
+                pairs += num_layers * attended_pairs(item.index, item.count, window)
         for copy in plan.copies:
             if copy.from_tier == copy.to_tier:
                 copied += 2 * copy.num_tokens
@@ -120,17 +120,3 @@ class RooflineCost:
 
     def _weight_flops(self, tokens: int, sampled: int) -> int:
         return 2 * (self.model.layer_params * tokens + self.model.head_params * sampled)
-
-
-def _kv_tokens(start: int, count: int, window: int) -> int:
-    """Return the tokens whose keys and values a chunk reads, up to its end, and writes."""
-    return start + count - first_seen(start, window) + count
-
-
-def _pairs(start: int, count: int, window: int) -> int:
-    """Return the pairs of a chunk's token and a token that it attends to."""
-    end = start + count
-    if not window or end <= window:
-        return count * (start + end + 1) // 2
-    grows = max(0, window - start)
-    return grows * (start + window + 1) // 2 + (count - grows) * window

@@ -23,6 +23,7 @@ from aioserve import (
     EngineStats,
     InterTokenLatency,
     ModelFacts,
+    PhaseStats,
     RequestView,
     Sample,
     SamplingParams,
@@ -156,7 +157,10 @@ def test_every_sampling_parameter_has_a_row() -> None:
 
 def test_every_statistic_has_a_row() -> None:
     # In an order of its own: what is asked most comes first.
-    assert sorted(first_column(section("stats.md"))) == sorted(EngineStats.__struct_fields__)
+    fields, _, _ = section("stats.md").partition("\n## ")
+    assert sorted(first_column(fields)) == sorted(EngineStats.__struct_fields__)
+    rows = first_column(section("stats.md", "Work by phase"))
+    assert rows == list(PhaseStats.__struct_fields__)
 
 
 @pytest.mark.parametrize("kind", [SchedulingPolicy, RequestView])

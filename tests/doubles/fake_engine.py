@@ -33,6 +33,7 @@ from aioserve import (
 )
 from aioserve.engine.interface import TemplateName
 from aioserve.engine.options import STREAM_DEFAULTS
+from aioserve.engine.stats import PhaseStats
 from aioserve.errors import EngineState
 from aioserve.models.retrieval import Retrieval
 from aioserve.sampling_params import BEAM_DEFAULTS
@@ -96,7 +97,14 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         zeros: dict[str, Any] = dict.fromkeys(EngineStats.__struct_fields__, 0)
-        none: dict[str, Any] = {"tokens_drafted_total": (), "tokens_accepted_total": ()}
+        work = PhaseStats(**dict.fromkeys(PhaseStats.__struct_fields__, 0))
+        none: dict[str, Any] = {
+            "tokens_drafted_total": (),
+            "tokens_accepted_total": (),
+            "requests_finished_total": {},
+            "prefill": work,
+            "decode": work,
+        }
         pages = self.facts.limits.num_pages
         counts: dict[str, Any] = self._totals | {
             "num_running": len(self._open),

@@ -14,7 +14,7 @@ from aioserve import Engine, RequestInfo, SamplingParams
 from aioserve.server import ServerSettings, create_app
 from aioserve.server.app_state import AppState, Call
 from aioserve.server.call_log import CallLog
-from aioserve.server.steps.endpoints import MAX_SENT_PARTS, Reader
+from aioserve.server.steps.endpoints import MAX_SENT_PARTS, Numbers, Reader
 from aioserve.server.steps.recorder import StepRecorder
 from aioserve.testing import FakeModel
 from tests.server.serving import client_of, served
@@ -55,7 +55,11 @@ async def test_the_live_view_tells_what_a_request_did() -> None:
             update = await anext(told)
             assert "about" not in update
             assert "open" not in update
+            assert update["numbers"].keys() == set(Numbers.__struct_fields__)
             log += update["log"]
+        numbers, stats = update["numbers"], engine.stats()
+        assert numbers["requests_finished_total"] == stats.requests_finished_total
+        assert numbers["decode"]["tokens_total"] == stats.decode.tokens_total > 0
     arrived, *steps, ended = log
     assert arrived[:3] == ["arrived", 1, "mine"]
     assert {entry[0] for entry in steps} == {"step"}

@@ -75,6 +75,40 @@ async def test_the_numbers_are_those_of_the_engine_and_of_all_its_requests() -> 
     assert value(found, "aioserve_http_requests_in_flight") == 1  # the scrape
     hits = stats.tokens_cached_total / (stats.tokens_cached_total + stats.tokens_prefilled_total)
     assert value(found, "aioserve_prefix_hit_ratio") == pytest.approx(hits)
+    for phase in ("prefill", "decode"):
+        work = getattr(stats, phase)
+        for name in ("tokens", "seconds", "flops", "bytes"):
+            shown = value(found, f"aioserve_phase_{name}_total", phase=phase)
+            assert shown == pytest.approx(getattr(work, f"{name}_total"))
+    for reason, count in stats.requests_finished_total.items():
+        assert value(found, "aioserve_requests_finished_total", finish_reason=reason) == count
+    assert value(found, "aioserve_tokens_per_step") == pytest.approx(stats.tokens_per_step)
+    variance = "latency_variance_square_seconds"
+    shown = value(found, f"aioserve_request_{variance}")
+    assert shown == pytest.approx(getattr(stats, variance), abs=1e-12)
+    assert value(found, "aioserve_service_gap_seconds") == pytest.approx(stats.service_gap_seconds)
+    # The device's limits are unknown, and no request holds a page.
+    absent = (
+        "aioserve_compute_use_ratio",
+        "aioserve_bandwidth_use_ratio",
+        "aioserve_kv_fill_ratio",
+    )
+    assert not {name for name, _ in found} & set(absent)
+
+
+@pytest.mark.asyncio
+async def test_the_use_of_a_device_with_known_limits_is_shown() -> None:
+    limits = {"peak_flops_per_second": 1e12, "peak_bytes_per_second": 1e11}
+    async with served(num_pages=128, **limits) as (engine, client):
+        await client.post("/v1/completions", json=BODY)
+        stats = engine.stats()
+        found = await scraped(client)
+    for phase in ("prefill", "decode"):
+        for use in ("compute", "bandwidth"):
+            expected = getattr(getattr(stats, phase), f"{use}_use")
+            assert expected > 0
+            shown = value(found, f"aioserve_{use}_use_ratio", phase=phase)
+            assert shown == pytest.approx(expected)
 
 
 @pytest.mark.asyncio

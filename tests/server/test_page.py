@@ -79,7 +79,9 @@ class FakeServer:
         if refusal := self.refusal(request):
             return refusal
         about = {"has_chat_template": True}
+        numbers = {"tokens_per_step": 2.5, "fill_ratio": 0.75}
         update = {"now_seconds": 1.0, "state": "open", "open": [], "log": [], "about": about}
+        update |= {"numbers": numbers}
 
         async def events() -> AsyncIterator[str]:
             yield f"data: {json.dumps(update)}\n\n"

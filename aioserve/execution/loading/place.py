@@ -14,9 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from aioserve.arguments import counted
+from aioserve.capacity.models import ModelShape
 from aioserve.config import EngineConfig
 from aioserve.drafting.drafter import Drafter
 from aioserve.errors import ConfigError
@@ -322,7 +323,16 @@ def _described(
         generates=decoder.config.has_head,
         retrieval=text.retrieval,
         reranker=text.reranker,
+        shape=_shape_of(decoder),
     )
+
+
+def _shape_of(decoder: Decoder) -> ModelShape:
+    """Return the sizes of a decoder, with the bytes of weights and KV that it holds."""
+    memory = decoder.weight_memory
+    shape = ModelShape.of(decoder.config)
+    shape = shape.with_weight_bytes(memory.step_bytes, memory.expert_bytes)
+    return replace(shape, kv_format=decoder.kv_format)
 
 
 def _host_cache(decoder: Decoder, config: EngineConfig) -> KVCache | None:

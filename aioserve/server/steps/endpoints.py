@@ -10,10 +10,11 @@ has missed entries that were dropped. The server keeps only the reader's place i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 import msgspec
 
+from aioserve.engine.stats import EngineStats, PhaseStats
 from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Events, endpoint
 from aioserve.server.errors import ApiError
@@ -22,7 +23,7 @@ from aioserve.server.steps.recorder import Arrived, Entry, OpenRequest, StepReco
 from aioserve.server.steps.trace import TRACE_BEGIN, TRACE_END, TraceEvent, Tracer, encoded
 from aioserve.timings import loop_seconds
 
-__all__ = ["About", "Reader", "Update", "live", "live_now", "trace"]
+__all__ = ["About", "Numbers", "Reader", "Update", "live", "live_now", "trace"]
 
 MAX_AT_ONCE = 2000
 """Entries and parts of steps that are written between two turns of the event loop: a few ms."""
@@ -77,6 +78,23 @@ class KnownRequest(msgspec.Struct, frozen=True, array_like=True):
     began_seconds: float | None
 
 
+class Numbers(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of `EngineStats` by their names there."""
+
+    requests_finished_total: Mapping[str, int]
+    tokens_per_step: float
+    fill_ratio: float | None
+    prefill: PhaseStats
+    decode: PhaseStats
+    latency_mean_seconds: float | None
+    latency_variance_square_seconds: float | None
+    service_gap_seconds: float | None
+
+    @classmethod
+    def of(cls, stats: EngineStats) -> Numbers:
+        return cls(**{name: getattr(stats, name) for name in cls.__struct_fields__})
+
+
 class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Content of one event of `/live`."""
 
@@ -96,6 +114,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Draft tokens that steps have verified since the start."""
     accepted_tokens: int = 0
     """Draft tokens among them that were right."""
+    numbers: Numbers
+    """Statistics since the start."""
 
 
 class Reader:
@@ -122,6 +142,7 @@ class Reader:
             about=about(self._call) if self._is_new else None,
             drafted_tokens=sum(stats.tokens_drafted_total),
             accepted_tokens=sum(stats.tokens_accepted_total),
+            numbers=Numbers.of(stats),
         )
         self._place, self._is_new = steps.end, False
         return update
