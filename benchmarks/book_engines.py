@@ -183,10 +183,9 @@ Speeds = dict[str, dict[str, list[float]]]
 
 @cache
 def speeds() -> Speeds:
-    """Speeds of a random model of 30 M parameters in int8 and int4, as ratios to bfloat16, sorted.
+    """Speeds of a random model of 30 M parameters in int8 and int4, to bfloat16's, sorted.
 
-    Each is the median of three runs by turns, of three rounds each.
-    """
+    Medians of three runs, of three rounds each, by turns."""
     model = str(model_or_random("random:30m"))
     given: dict[str, dict[str, Any]] = {
         "bfloat16": {},

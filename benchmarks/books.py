@@ -5,7 +5,7 @@
     python benchmarks/books.py --list
 
 A row has the claim, the condition that the book names, our figures, the verdict and why. Most
-figures are counted or simulated, and the same on every machine. `--list` says which vary: a clock
+figures are counted or simulated, and the same on every machine. `--list` says which vary. A clock
 or the rounding of a processor decides those.
 """
 
