@@ -172,8 +172,8 @@ class TestPhase5ContinuousBatching:
 
 class TestPhase6AllOfIt:
     def test_thirty_two_requests_behind_one_system_prompt(self) -> None:
-        """The book asks for 15 tokens a step and half of the prompt tokens found. We ask for each
-        request's own tokens, too."""
+        """The book asks for 15 tokens a step, and half of the prompt tokens found. It doesn't ask
+        for the tokens that each request has alone."""
         system = list(range(100))
         prompts = [[*system, *[number] * 10] for number in range(32)]
         served = serve(prompts, 20, max_num_seqs=32, max_num_batched_tokens=512)
