@@ -110,7 +110,7 @@ def test_what_a_stream_offers_is_all_there() -> None:
 
 
 def test_what_a_chat_stream_offers_is_all_there() -> None:
-    shown = section("streams.md", "`ChatStream`")
+    shown = section("chat-streams.md")
     for name in public(ChatStream):
         assert f"`{name}" in shown or f"await {name}" in shown, name
     for kind in (ChatDelta, ChatCompletion, ChatAnswer, ToolCall, ToolCallDelta):
