@@ -16,7 +16,8 @@ DEPTH, WAYS, KEPT = 3, 3, 2
 class Thought:
     stream: TokenStream
     line: str = ""
-    logprobs: list[float] = field(default_factory=list)
+    logprob: float = 0.0
+    num_tokens: int = 0
     branches: list[Thought] = field(default_factory=list)
 
     async def think(self) -> None:
@@ -24,14 +25,15 @@ class Thought:
         async with self.stream:
             async for token in self.stream:
                 self.line += token.text
-                if token.logprob is not None:  # asked for with `logprobs`
-                    self.logprobs.append(token.logprob)
+                self.logprob += token.logprob or 0.0
+                self.num_tokens += 1
                 if "\n" in token.text and self.line.strip():
                     break
 
     @property
     def value(self) -> float:
-        return sum(self.logprobs) / len(self.logprobs)
+        """Log-probability per token."""
+        return self.logprob / self.num_tokens
 
     def draw(self, indent: str = "") -> None:
         """Print the tree below, with the tokens that each branch found in the cache."""
