@@ -61,6 +61,7 @@ AWAITED: dict[tuple[type, str], list[Callable[[Engine], Awaitable[Any]]]] = {
     ],
     (Engine, "score"): [lambda engine: engine.score(WORDS, "y" * 9)],
     (Engine, "score_each"): [lambda engine: engine.score_each(WORDS, ["a", "b"] * 200)],
+    (Engine, "select"): [lambda engine: engine.select(WORDS, ["a", "b"] * 200)],
     (Engine, "embed"): [lambda engine: engine.embed([WORDS] * 200)],
     (Engine, "embed_counted"): [lambda engine: engine.embed_counted([WORDS] * 200)],
     (Engine, "encode"): [

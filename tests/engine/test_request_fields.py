@@ -177,6 +177,7 @@ def test_metadata_is_taken_exactly_within_its_bounds() -> None:
         ("chat", ([],)),
         ("score", ([1], [2])),
         ("score_each", ([1], [[2]])),
+        ("select", ([1], [[2]])),
         ("embed", ([1],)),
         ("embed_counted", ([1],)),
         ("encode", ([1],)),

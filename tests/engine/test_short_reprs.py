@@ -15,6 +15,7 @@ from aioserve import (
     Logprobs,
     Sample,
     Score,
+    Selection,
     Timings,
     Token,
     ToolCall,
@@ -51,6 +52,7 @@ def test_any_repr_is_short(
         ChatCompletion(other, (answer,) * (count + 1), USAGE, TIMINGS),
         ChatDelta(text, other, (delta,) * count, number, (token,) * count),
         Score(text, (number,) * count, (logprobs,) * count, USAGE, TIMINGS),
+        Selection(0, text, (logprob,) * (count + 1), ()),
     ):
         assert len(repr(one)) <= MOST_CHARS
         assert repr(one).startswith(f"{type(one).__name__}(")
