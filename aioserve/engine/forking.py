@@ -58,13 +58,16 @@ class Forker:
         live = engine.usable()
         origin = mailbox.origin
         if origin is None:
-            raise InvalidRequestError("a stream that brings no completion can't be forked")
+            raise InvalidRequestError(
+                "a stream that brings no completion can't be forked", argument=None
+            )
         count = check(InvalidRequestError, "n", n, integer(1, live.config.max_num_seqs))
         last = len(mailbox.finish_reasons) - 1
         index = check(InvalidRequestError, "sample", sample, integer(0, last))
         if not len(mailbox.prompt_ids):
             raise InvalidRequestError(
-                "a stream can be forked once its prompt is encoded; await `started()` before"
+                "a stream can be forked once its prompt is encoded; await `started()` before",
+                argument=None,
             )
         params, seed = _params_of(origin, sampling)
         begun = _begun(mailbox, origin, index)

@@ -247,7 +247,9 @@ class TokenStream(RequestStream):
         far has a stop string, or if the grammar refuses these tokens.
         """
         if self._forked is None:
-            raise InvalidRequestError("a stream that brings no completion can't be forked")
+            raise InvalidRequestError(
+                "a stream that brings no completion can't be forked", argument=None
+            )
         branches = self._forked(self._mailbox, n, sampling, sample)
         return [type(self)(branch, self._forked) for branch in branches]
 
