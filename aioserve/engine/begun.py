@@ -9,13 +9,14 @@ Knows token ids and text. Must not know the scheduler, nor who asks for branches
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.errors import InvalidRequestError
+from aioserve.errors import InvalidRequestError, InvariantError
 from aioserve.hints import SchedulingHints
 from aioserve.request import SamplingParams
 from aioserve.text.assembler import TextAssembler
@@ -39,9 +40,9 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class BegunAnswer:
-    """A prompt and the tokens that its completion begins with, each int32.
+    """A prompt and the tokens that its completion begins with, each int32, for one branch or more.
 
-    `script` is the one of the request that began it.
+    `script` is the one of the request that began it. Thread-safe.
     """
 
     def __init__(
@@ -53,26 +54,52 @@ class BegunAnswer:
         self.prompt_ids: npt.NDArray[np.int32] = prompt_ids
         self.answer_ids: npt.NDArray[np.int32] = answer_ids
         self.script: Any = script
-        self.assembler: TextAssembler | None = None
-        """Assembler of the completion's text; `encode` lets it take the tokens so far."""
+        self._ids: npt.NDArray[np.int32] | None = None
+        self._assembler: TextAssembler | None = None
+        self._stopped_at: int | None = None
+        self._lock = threading.Lock()
+        """Branches of a long completion are encoded on several threads."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the prompt and of the completion so far."""
         return len(self.prompt_ids) + len(self.answer_ids)
 
+    def assembled_by(self, assembler: TextAssembler) -> None:
+        """Let an assembler that has taken no token take those so far, once they are encoded. That
+        of the first branch does it for all."""
+        self._assembler = self._assembler or assembler
+
+    def assembler(self) -> TextAssembler:
+        """Return a new assembler that has taken the tokens so far. Raises `InvariantError` before
+        they are encoded."""
+        if self._assembler is None or self._ids is None:
+            raise InvariantError("the completion of a branch isn't encoded")
+        return self._assembler.fork()
+
     def encode(self) -> npt.NDArray[np.int32]:
-        """Ids of both, int32, on any thread, once. Raises `InvalidRequestError` where the text so
-        far ends with a stop string."""
-        if self.assembler is not None:
-            for place, token_id in enumerate(self.answer_ids.tolist(), 1):
-                _, stopped = self.assembler.push(token_id)
-                if stopped:
-                    raise InvalidRequestError(
-                        f"the stop string {self.assembler.matched_stop!r} ends the completion "
-                        f"at its token {place} of {len(self.answer_ids)}, so it can't be forked "
-                        "behind; `sampling` without that stop string goes on",
-                        argument="sampling",
-                        value=self.assembler.matched_stop,
-                    )
-        return np.concatenate([self.prompt_ids, self.answer_ids])
+        """Ids of both, int32, on any thread. Raises `InvalidRequestError` where the text so far
+        ends with a stop string."""
+        with self._lock:
+            if self._ids is None:
+                self._take()
+                self._ids = np.concatenate([self.prompt_ids, self.answer_ids])
+        if self._stopped_at is not None and self._assembler is not None:
+            stop = self._assembler.matched_stop
+            raise InvalidRequestError(
+                f"the stop string {stop!r} ends the completion at its token {self._stopped_at} of "
+                f"{len(self.answer_ids)}, so it can't be forked behind; `sampling` without that "
+                "stop string goes on",
+                argument="sampling",
+                value=stop,
+            )
+        return self._ids
+
+    def _take(self) -> None:
+        if self._assembler is None:
+            return
+        for place, token_id in enumerate(self.answer_ids.tolist(), 1):
+            _, stopped = self._assembler.push(token_id)
+            if stopped:
+                self._stopped_at = place
+                return

@@ -77,9 +77,8 @@ class Forker:
         try:
             for branch in range(seed + index, seed + index + count):
                 own = msgspec.structs.replace(params, seed=branch % (MAX_SEED + 1))
-                one = BegunAnswer(begun.prompt_ids, begun.answer_ids, begun.script)
                 intake = engine.usable().intake
-                branches.append(intake.submit(one, own, None, origin.cache_salt, **options))
+                branches.append(intake.submit(begun, own, None, origin.cache_salt, **options))
         except BaseException:
             for one in branches:
                 one.abort()

@@ -188,9 +188,8 @@ class Intake:
             "hints": hints,
         }
         if begun is not None:
-            begun.assembler = TextAssembler(
-                self._model.tokenizer, params, stops=self._params.stops(params)
-            )
+            stops = self._params.stops(params)
+            begun.assembled_by(TextAssembler(self._model.tokenizer, params, stops=stops))
             fields["answer_from"], fields["script"] = len(begun.prompt_ids), begun.script
         elif self._model.script is not None:
             parser = None if chat_format is None else chat_format.tool_parser
@@ -483,8 +482,8 @@ class Intake:
         tokenizer, chat_format = self._model.tokenizer, checked.chat_format
         texts_shown = None if chat_format is None else chat_format.shown
         stops = self._params.stops(params)
-        if checked.begun is not None and checked.begun.assembler is not None:
-            live.assemblers = (checked.begun.assembler,)
+        if checked.begun is not None:
+            live.assemblers = (checked.begun.assembler(),)
             live.mailbox.first_index = len(checked.begun.answer_ids)
         else:
             live.assemblers = tuple(
