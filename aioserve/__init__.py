@@ -37,6 +37,7 @@ from aioserve.engine.options import (
 )
 from aioserve.engine.prompt_only import Score
 from aioserve.engine.prompts import Continuation, Prompt
+from aioserve.engine.selection import Likelihood, Selection
 from aioserve.engine.stats import EngineStats, PhaseStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import (

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.engine.begun import Origin
 from aioserve.engine.measures import EndedRequests, TokenGaps
 from aioserve.errors import AioserveError, StreamBusyError
 from aioserve.request import FinishReason, Logprobs, Token, Usage
