@@ -276,7 +276,7 @@ class PluginRegistry:
                 self._check_whole(spec.kind, name)
                 argument = spec.kind.replace(" ", "_")
                 raise ConfigError(
-                    f"{argument}: no {spec.kind} {shown(name)}; {self._known(name, known)}",
+                    f"{argument}: no {spec.kind} {shown(name)}; {self._known(name, [*NO_PARSERS, *known])}",
                     argument=argument,
                     value=name,
                 )
