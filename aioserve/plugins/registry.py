@@ -275,8 +275,9 @@ class PluginRegistry:
             if name not in (*NO_PARSERS, *known):
                 self._check_whole(spec.kind, name)
                 argument = spec.kind.replace(" ", "_")
+                there = self._known(name, [*NO_PARSERS, *known])
                 raise ConfigError(
-                    f"{argument}: no {spec.kind} {shown(name)}; {self._known(name, [*NO_PARSERS, *known])}",
+                    f"{argument}: no {spec.kind} {shown(name)}; {there}",
                     argument=argument,
                     value=name,
                 )
