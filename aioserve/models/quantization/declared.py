@@ -92,7 +92,7 @@ def check_weight_format_value(written: object) -> None:
 
 
 def scheme_of(method: str, written: WeightFormat, label: str) -> Callable[[Fields], DeclaredScheme]:
-    """Return a reader of the `quantization_config` of a declared method. `label` names its plugin."""
+    """The reader of the `quantization_config` of a declared method. `label` names its plugin."""
     what = f"weight format {label}"
 
     def read(config: Fields) -> DeclaredScheme:

@@ -1,7 +1,7 @@
 """Formats of tool calls as frozen values, which plugins declare, and the parsers made of them.
 
-`JsonCalls` is read, and held to schemas, by the code that reads and holds the bundled formats.
-`CustomCalls` is read by code of the plugin, which is called in a guarded way.
+The code for bundled formats reads `JsonCalls` and holds it to schemas. Code of the plugin reads
+`CustomCalls`, and is called in a guarded way.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ MAX_EXAMPLE_CHARS = 2048
 class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Format in which a family of models writes tool calls: base of `JsonCalls` and `CustomCalls`.
 
-    `template_has` and `template_lacks` tell the chat templates that are written for it. If the
-    caller names no parser and no bundled one reads the template, the first format by name that fits
-    is taken. It fits if the template has all texts of the one and no text of the other.
+    `template_has` and `template_lacks` say which chat templates are written for it. They count
+    where a caller names no parser and no bundled parser reads the template. The first format, by
+    name, whose texts the template has and lacks is taken.
     """
 
     template_has: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class CustomCalls(CallFormat, frozen=True, kw_only=True):
     marks: tuple[str, ...] = ()
     """Marks of the format. Special tokens among them are part of the text that a reader gets."""
     typed_marks: bool = False
-    """Same as in `JsonCalls`."""
+    """True if a mark counts where the model spells it in ordinary tokens."""
     examples: tuple[str, ...] = ()
     """Completions with calls, of up to 2048 characters. Checks of the plugin try parts of them:
     nothing else tells these what calls look like."""
