@@ -52,7 +52,8 @@ def read_calls(
     written: CallFormat, text: str, tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[str, tuple[ToolCall, ...]]:
     """Read a whole completion: its content, and its tool calls. Calls without an id of their own
-    have "call_0", "call_1" and so on. `tools` are those of the request, as a chat template has them.
+    have "call_0", "call_1" and so on. `tools` are those of the request, as a chat template has
+    them.
 
     Raises `InvalidRequestError` for a format that can't be used, and `AssertionError` where a
     reader of `CustomCalls` raises or answers what it mustn't.
