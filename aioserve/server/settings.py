@@ -129,8 +129,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Most alternatives for each token: `top_logprobs` of chat and responses, `logprobs` of
     completions, `prompt_logprobs`."""
     max_answer_bytes: Annotated[int, integer(1024, 2**40)] = 2**28
-    """Most bytes of one answer, estimated from its request: prompts times `n` times tokens times
-    log-probabilities. A stream counts only what waits for a slow reader."""
+    """Most bytes of one answer, estimated from its request. A stream counts only what waits for a
+    slow reader."""
     max_unsent_bytes: Annotated[int, integer(1024, 2**40)] = 2**30
     """Most bytes of all clients' unsent answers together, estimated as for `max_answer_bytes`. One
     answer is always accepted."""
@@ -168,9 +168,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout_seconds: Annotated[float, number(0, 3600, above=True)] = 60.0
     """Seconds in which all of a body must arrive."""
     max_concurrent_calls: Annotated[int, integer(1, 2**20)] = 2048
-    """Most requests for computation (POST) in progress, of all clients together. One more replaces
-    the request whose body has been awaited longest. If no body is awaited, it gets the status
-    503."""
+    """Most POST requests in progress, of all clients together. One more replaces the request whose
+    body has been awaited longest, or else gets the status 503."""
     stream_interval: Annotated[int, integer(1, 1024)] = 1
     """Tokens of each choice in one chunk of a stream, at most half of the engine's
     `max_buffered_tokens`. More make a faster server and a less even stream."""
