@@ -14,12 +14,14 @@ import pytest
 import torch
 
 import aioserve
+import aioserve.architectures
 import aioserve.errors
 
 PACKAGES = ("aioserve", "aioserve.errors", "aioserve.testing")
 """Where users import from."""
 CONTRACTS = (
     "aioserve.capacity.models",
+    "aioserve.models.config",
     "aioserve.paging.format",
     "aioserve.architectures",
     "aioserve.sampling.masks",
@@ -58,6 +60,7 @@ def names_in(annotation: Any) -> Iterator[type]:
 def evaluated(thing: Any) -> dict[str, Any]:
     """Annotations of a function or class; names for type checkers alone are looked up."""
     names: dict[str, Any] = {**vars(collections.abc), "Tensor": torch.Tensor}
+    names |= exported(aioserve.architectures)
     for one in reversed(thing.__mro__ if inspect.isclass(thing) else [thing]):
         names |= vars(importlib.import_module(one.__module__))
     return typing.get_type_hints(thing, names)
