@@ -44,6 +44,9 @@ PUBLIC_MODULES = PACKAGES + CONTRACTS
 MADE_BY_THE_ENGINE = {"ChatStream", "RequestView", "TokenStream"}
 """Nobody else makes these, so that what their constructors take is no public signature."""
 
+READ_FROM_FILES = {("ModelShape", "of")}
+"""Methods that take what the package has read from a model's files, which users don't make."""
+
 
 def names_in(annotation: Any) -> Iterator[type]:
     """Every class that an evaluated annotation is made of."""
@@ -83,6 +86,8 @@ def signatures_of(thing: Any) -> Iterator[tuple[str, Any]]:
             continue
         function = member.fget if isinstance(member, property) else member
         function = getattr(function, "__func__", function)
+        if (thing.__name__, name) in READ_FROM_FILES:
+            continue
         if inspect.isfunction(function) and function.__module__.startswith("aioserve"):
             for argument, hint in evaluated(function).items():
                 yield f"{thing.__name__}.{name}({argument})", hint

@@ -5,15 +5,29 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from cyclopts import Parameter
 
 from aioserve.arguments import counted
 from aioserve.capacity.capacity import GIB, Capacity, capacity_of
 from aioserve.capacity.drafts import memory_of_head, memory_of_model
-from aioserve.capacity.models import read_sizes
+from aioserve.capacity.hardware import Hardware, hardware_preset
+from aioserve.capacity.models import ModelShape, read_model, read_sizes
+from aioserve.capacity.prices import Prices, read_prices
+from aioserve.capacity.serving import (
+    HeadsRow,
+    ServingRow,
+    TransferRow,
+    heads_rows,
+    serving_rows,
+    shape_in,
+    transfer_rows,
+)
+from aioserve.capacity.sizes import ModelSizes
 from aioserve.capacity.weights import ModelWeights, read_weights
 from aioserve.cli._streams import json_text
 from aioserve.errors import ConfigError
+from aioserve.paging.format import COUNTED_KV_FORMATS
 from aioserve.plugins import PluginRegistry
 
 if TYPE_CHECKING:
@@ -22,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 MAX_GPU_MEMORY_GIB = 1 << 20
+MAX_SEATS = 1 << 31
 
 
 def plan(
@@ -32,12 +47,17 @@ def plan(
     quantization: str | None = None,
     kv_dtype: str = "auto",
     context: Annotated[tuple[str, ...], Parameter(negative=())] = (),
-    gpu_memory_gib: float = 80.0,
+    gpu_memory_gib: float | None = None,
     num_gpus: int = 1,
     memory_utilization: float = 0.9,
     page_size: int = 16,
     draft: str | None = None,
     head: str | None = None,
+    hardware: str | None = None,
+    prices: str | None = None,
+    seats: int | None = None,
+    transfers: bool = False,
+    heads: bool = False,
     json: bool = False,
 ) -> None:
     """Show what a model's memory goes to and how many requests fit. Needs no GPU and no weights.
@@ -54,20 +74,31 @@ def plan(
             (that of the weights, bfloat16 if these are quantised).
         context: Tokens of a request, prompt and answer together, as 4096 or 4K; may be given
             several times. Not given: 4K, 32K and 128K, or the model's longest.
-        gpu_memory_gib: Memory of each GPU.
+        gpu_memory_gib: Memory of each GPU. Not given: that of the hardware, or 80.
         num_gpus: GPUs that share the model by tensor parallelism; must divide its KV heads,
             or the query heads of latent attention.
         memory_utilization: Share of the memory beside the weights that KV pages may take.
         page_size: Tokens of a KV page.
         draft: A draft model for it, named as MODEL is; the GPUs share it, too.
         head: Directory of a head for it.
+        hardware: GPU by name, such as h100, to show speeds and prices of decoding.
+        prices: TOML file with prices of hardware, in place of the bundled examples.
+        seats: Users who share the KV pages, to show the average tokens of each.
+        transfers: Show the time to move a request's KV over PCIe, NVLink and InfiniBand.
+        heads: Show the memory with a KV head for each query head, and with a single one.
         json: Print JSON instead of tables.
     """
-    if not 0 < gpu_memory_gib <= MAX_GPU_MEMORY_GIB:
-        raise ConfigError(
-            f"gpu_memory_gib must be a number above 0 and at most {MAX_GPU_MEMORY_GIB}, "
-            f"got {gpu_memory_gib}"
-        )
+    if prices is not None and hardware is None:
+        raise ConfigError("prices has no effect without hardware: name a GPU, such as h100")
+    if seats is not None and not 1 <= seats <= MAX_SEATS:
+        raise ConfigError(f"seats must be in [1, {MAX_SEATS}], got {seats}")
+    device = None if hardware is None else hardware_preset(hardware)
+    table = None if device is None else read_prices(prices)
+    if table is not None and device is not None:
+        table.of(device.name)
+    memory_bytes = 80 * GIB if device is None else device.memory_bytes
+    if gpu_memory_gib is not None:
+        memory_bytes = _bytes_of(gpu_memory_gib)
     if dtype != "auto" and quantization is not None:
         raise ConfigError("give either dtype or quantization, and not both")
     if draft is not None and head is not None:
@@ -85,16 +116,93 @@ def plan(
         weights=None if dtype != "auto" else read_weights(model, quantization, known),
         kv_dtype=kv_dtype,
         contexts=[tokens_of(text) for text in context],
-        gpu_memory_bytes=math.ceil(gpu_memory_gib * GIB),
+        gpu_memory_bytes=memory_bytes,
         num_gpus=num_gpus,
         memory_utilization=memory_utilization,
         page_size=page_size,
         draft=guessing,
     )
+    more = _Figures(
+        hardware="" if device is None else device.name,
+        serving=_serving(model, sizes, found, device, table),
+        prices=table,
+        tokens_per_seat=None if seats is None else found.capacity_tokens / seats,
+        transfers=transfer_rows(found) if transfers else None,
+        heads=heads_rows(found, sizes) if heads else None,
+    )
     if json:
-        print(json_text(found))
+        print(json_text(msgspec.to_builtins(found) | msgspec.to_builtins(more)))
     else:
         _print_tables(found)
+        _print_figures(found, more)
+
+
+class _Figures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Figures that options ask for."""
+
+    hardware: str = ""
+    """Name of the GPU that speeds and prices are about."""
+    serving: list[ServingRow] | None = None
+    prices: Prices | None = None
+    tokens_per_seat: float | None = None
+    transfers: list[TransferRow] | None = None
+    heads: list[HeadsRow] | None = None
+
+
+def _bytes_of(gpu_memory_gib: float) -> int:
+    if not 0 < gpu_memory_gib <= MAX_GPU_MEMORY_GIB:
+        raise ConfigError(
+            f"gpu_memory_gib must be a number above 0 and at most {MAX_GPU_MEMORY_GIB}, "
+            f"got {gpu_memory_gib}"
+        )
+    return math.ceil(gpu_memory_gib * GIB)
+
+
+def _serving(
+    model: str,
+    sizes: ModelSizes,
+    found: Capacity,
+    device: Hardware | None,
+    prices: Prices | None,
+) -> list[ServingRow] | None:
+    if device is None or prices is None:
+        return None
+    shape = ModelShape.of(read_model(model))
+    if found.weights is None:
+        shape = shape_in(shape, sizes.parameters, found.dtype, found.kv_dtype)
+    else:
+        memory = found.weights.on(device.name == "cpu")
+        shape = shape.with_weight_bytes(memory.step_bytes, memory.expert_bytes)
+        shape = msgspec.structs.replace(shape, kv_format=COUNTED_KV_FORMATS[found.kv_dtype])
+    return serving_rows(found, shape, device, prices.of(device.name))
+
+
+def _print_figures(found: Capacity, more: _Figures) -> None:
+    from aioserve.cli._console import plain_console
+    from aioserve.cli._serving_tables import (
+        heads_table,
+        price_note,
+        serving_table,
+        transfer_table,
+    )
+
+    console = plain_console(highlight=False)
+    contexts = [row.context_tokens for row in found.contexts]
+    if more.tokens_per_seat is not None:
+        console.print(f"\naverage tokens a seat: {more.tokens_per_seat:,.0f}")
+    if more.serving is not None and more.prices is not None:
+        console.print()
+        console.print(serving_table(more.serving, more.prices.currency))
+        console.print(f"\n{price_note(more.prices, more.hardware, found.num_gpus)}", soft_wrap=True)
+    if more.transfers is not None:
+        console.print()
+        console.print(transfer_table(more.transfers))
+    if more.heads is not None:
+        console.print()
+        if more.heads:
+            console.print(heads_table(more.heads, contexts))
+        else:
+            console.print("Latent attention has no KV heads to choose.")
 
 
 def tokens_of(text: str) -> int:
