@@ -34,9 +34,7 @@ def serving_table(rows: Sequence[ServingRow], currency: str) -> Table:
             NONE if row.step_seconds is None else f"{1000 * row.step_seconds:,.1f}",
             NONE if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
             NONE if row.price_per_slot_hour is None else f"{row.price_per_slot_hour:,.4f}",
-            NONE
-            if row.price_per_million_tokens is None
-            else f"{row.price_per_million_tokens:,.3f}",
+            NONE if million is None else f"{million:,.3f}",
         )
     return table
 

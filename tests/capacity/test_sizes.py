@@ -192,7 +192,7 @@ def test_a_quantised_checkpoint_has_the_shape_of_its_model(tmp_path, said, dtype
     assert "quantization_config" not in sizes.refused
 
 
-@given(st.sampled_from(sorted(PRESETS)))
+@given(st.sampled_from(sorted(PRESETS.keys() - {"gpt-2"})))  # whose fields have other names
 def test_what_is_counted_from_fields_is_what_is_counted_from_tensors(name):
     whole = ModelSizes.of(DecoderConfig.from_dict(PRESETS[name]))
     counted = ModelSizes.of_refused(PRESETS[name], "config.json", UnsupportedModelError("no"))
@@ -201,7 +201,8 @@ def test_what_is_counted_from_fields_is_what_is_counted_from_tensors(name):
     assert counted.parameters.vectors <= whole.parameters.vectors
     for field in ("num_kv_heads", "kv_values_per_token", "max_position_embeddings", "dtype"):
         assert getattr(counted, field) == getattr(whole, field)
-    assert counted.num_active_parameters == counted.parameters.total
+    idle = whole.parameters.total - whole.num_active_parameters
+    assert counted.parameters.total - counted.num_active_parameters == idle
 
 
 @pytest.mark.parametrize(

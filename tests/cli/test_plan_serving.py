@@ -55,7 +55,7 @@ def test_the_worked_examples_say_what_their_commands_print(aioserve_here: Run) -
     assert len(told) == 3
     figures = (
         [
-            ("capacity_tokens", "439,024"),
+            ("53.59 GiB", "53.6 GiB"),
             ("average tokens a seat: 4,390", "4,390"),
             (" 107 ", "107"),
         ],
