@@ -61,7 +61,7 @@ def dump_of(engine: EngineLifecycle) -> dict[str, Any]:
         "config": msgspec.to_builtins(engine.config),
         "policy": engine.scheduler.policy_calls.name,
         "observers": list(engine.core.observer_events.observers.labels),
-        "stats": msgspec.structs.asdict(stats_of(engine)),
+        "stats": msgspec.to_builtins(stats_of(engine)),
         "steps_in_flight": [
             {
                 "step": plan.step,

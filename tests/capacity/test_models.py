@@ -15,7 +15,6 @@ from aioserve.errors import ModelError, ModelNotFoundError, UnsupportedModelErro
 from aioserve.models.config import DecoderConfig
 
 PUBLISHED_BILLIONS = {
-    # "Mixtral of experts" (Jiang et al., 2024), and the reports on DeepSeek-V3 and GPT-2.
     "mixtral-8x7b": 46.7,
     "deepseek-v3": 671,
     "gpt-2": 0.124,

@@ -321,6 +321,9 @@ async def test_a_key_is_asked_for_where_the_server_wants_one(port: int) -> None:
         await page.until("document.getElementById('model').value === 'fake'")
         assert await page.value("document.getElementById('key-form').hidden")
         await page.until("document.getElementById('state').textContent === 'open'")
+        shown = ("per-step", "filled")
+        numbers = [await page.value(f"document.getElementById('{id}').textContent") for id in shown]
+        assert numbers == ["2.5", "75 %"]
         assert await page.value("Object.values(sessionStorage).join()") == "secret"
         assert await page.value("Object.values(localStorage).length + document.cookie.length") == 0
         await page.fill("#prompt", "x")

@@ -70,7 +70,7 @@ function take(update) {
   const [drafted, accepted] = [update.drafted_tokens ?? 0, update.accepted_tokens ?? 0];
   $("accepted").textContent = drafted ? `${many((100 * accepted) / drafted)} %` : "–";
   const { tokens_per_step, fill_ratio } = update.numbers;
-  $("per-step").textContent = tokens_per_step ? many(tokens_per_step) : "–";
+  $("per-step").textContent = tokens_per_step ? tokens_per_step.toFixed(1) : "–";
   $("filled").textContent = fill_ratio === null ? "–" : `${many(100 * fill_ratio)} %`;
   if (update.about) document.dispatchEvent(new CustomEvent("about", { detail: update.about }));
   if (update.open) {
