@@ -45,7 +45,7 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float | None
     """Time of one decode step, in which each request has a token. All are at the context's end."""
     tokens_per_second: float | None
-    """Rate of all requests together."""
+    """Tokens of all requests together."""
     price_per_slot_hour: float | None
     """Price of all GPUs for an hour, over the requests at once."""
     price_per_million_tokens: float | None
