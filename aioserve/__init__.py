@@ -22,7 +22,7 @@ from aioserve.drafting.heads import Eagle3Drafter, MedusaDrafter, MTPDrafter
 from aioserve.drafting.model import ModelDrafter
 from aioserve.drafting.ngram import NgramDrafter
 from aioserve.drafting.suffix import SuffixDrafter
-from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream
+from aioserve.engine.chat_stream import ChatAnswer, ChatCompletion, ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
 from aioserve.engine.interface import ChatStreamLike, EngineLike, ModelFacts, TokenStreamLike
 from aioserve.engine.llm import LLM

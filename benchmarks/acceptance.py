@@ -112,7 +112,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="pyhelp", metavar="pyhelp|DIR|FILE")
     parser.add_argument("--drafts", nargs="+", default=[], type=named, metavar="NAME=DRAFTER")
     parser.add_argument("--only", nargs="+", metavar="NAME")
-    parser.add_argument("--guesses", type=int, default=8)
+    parser.add_argument("--draft-tokens", type=int, default=8)
     workloads = [*WORKLOADS]
     parser.add_argument("--workloads", nargs="+", default=workloads[:2], choices=workloads)
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
@@ -145,7 +145,7 @@ def named(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def all_guesses() -> Iterator[None]:
+def all_drafts() -> Iterator[None]:
     """Give every sequence as many draft tokens as it may have, in every step with room for them."""
 
     def choose(
@@ -170,13 +170,13 @@ async def measure(options: argparse.Namespace) -> list[Row]:
     for draft, drafter in {OFF: None, **options.drafts}.items():
         speculation = None
         if drafter is not None:
-            speculation = Speculation(drafter=drafter, max_tokens=options.guesses)
+            speculation = Speculation(drafter=drafter, max_tokens=options.draft_tokens)
         given: dict[str, Any] = {
             "max_model_len": options.max_model_len,
             "num_pages": options.num_pages,
             "dtype": options.dtype,
         }
-        with all_guesses():
+        with all_drafts():
             async with Engine(options.model, speculation=speculation, **given) as engine:
                 for cell, rows in cells.items():
                     row = Row(*cell, draft)
@@ -235,7 +235,7 @@ def print_rows(rows: Sequence[Row], options: argparse.Namespace) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("workload", "temperature", "draft"):
         table.add_column(column, justify="right" if column == "temperature" else "left")
-    places = [str(place + 1) for place in range(options.guesses)]
+    places = [str(place + 1) for place in range(options.draft_tokens)]
     for column in (*places, "length", "tokens/step", "other"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
@@ -251,7 +251,7 @@ def print_rows(rows: Sequence[Row], options: argparse.Namespace) -> None:
     print(
         f"{Path(options.model).name}, {options.dtype}, {options.sessions} sessions, at most "
         f"{options.output_tokens} tokens out, contexts of {options.max_model_len}, "
-        f"{options.guesses} guesses"
+        f"{options.draft_tokens} draft tokens"
     )
     Console(width=max(140, Console().width)).print(table)
 

@@ -146,7 +146,7 @@ def drafts() -> Found:
     options = Namespace(
         model="pyhelp",
         drafts={name: acceptance.DRAFTS[name].replace("{model}", "pyhelp") for name in names},
-        guesses=8,
+        draft_tokens=8,
         workloads=["questions", "edits"],
         temperatures=[0.0],
         sessions=4,

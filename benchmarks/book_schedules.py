@@ -25,8 +25,8 @@ from aioserve.simulation.metrics import Metrics, metrics_of
 from aioserve.simulation.records import SimulationResult
 from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
-from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import synthetic_trace
+from aioserve.traces.trace_request import TraceRequest
 
 PAGE_SIZE = 16
 SMALL_MEMORY_TOKENS = 15_008

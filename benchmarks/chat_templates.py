@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aioserve import InvalidPromptError, RequestFailedError
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 TRIES = {1: 200, 9: 100, 4096: 2}

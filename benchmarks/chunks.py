@@ -14,18 +14,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aioserve import Engine, FinishReason, SamplingParams, Token
-from aioserve.engine.chat import ChatDelta
+from aioserve.engine.chat_stream import ChatDelta
 from aioserve.request import Logprobs, TopLogprob, Usage
 from aioserve.server import ServerSettings
 from aioserve.server.app_state import AppState, Call
 from aioserve.server.call_log import CallLog
 from aioserve.server.chat_parts.plan import AnswerPlan
-from aioserve.server.openai.chat import ChatWriter
+from aioserve.server.openai.chat_completions import ChatWriter
 from aioserve.server.openai.chat_request import ChatRequest
 from aioserve.server.openai.completions import CompletionWriter
 from aioserve.server.openai.completions_request import CompletionRequest
 from aioserve.server.openai.fields import StreamOptions
-from aioserve.server.openai.together import Batch
+from aioserve.server.openai.multi_request import Batch
 
 COUNT = 20_000
 USAGE = Usage(100, 50, 0)

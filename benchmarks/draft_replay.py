@@ -115,15 +115,19 @@ def replay(
         drafter.extend(0, answer[:1])
         place = 1
         while place < len(answer):
-            guess = drafter.draft(0, limit)
-            following = answer[place : place + len(guess) + 1]
+            draft_tokens = drafter.draft(0, limit)
+            following = answer[place : place + len(draft_tokens) + 1]
             held = 0
-            while held < len(guess) and held < len(following) and guess[held] == following[held]:
+            while (
+                held < len(draft_tokens)
+                and held < len(following)
+                and draft_tokens[held] == following[held]
+            ):
                 held += 1
             drafter.extend(0, following[: held + 1])
             place += held + 1
             steps += 1
-            drafted += len(guess)
+            drafted += len(draft_tokens)
             accepted += held
         drafter.end(0)
     tokens = sum(len(answer) - 1 for _, answer in pairs)

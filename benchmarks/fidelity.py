@@ -57,7 +57,7 @@ from aioserve.simulation.calibration import StepSample
 from aioserve.simulation.cost import CostModel, CostTable, HostTimes, TableSteps
 from aioserve.simulation.records import SimulationResult
 from aioserve.steps.plan import StepPlan
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 if TYPE_CHECKING:
     from aioserve import Engine
@@ -322,8 +322,8 @@ def requests_for(options: argparse.Namespace, max_model_len: int) -> tuple[list[
     Each has its answer's length as its limit.
     """
     from aioserve.traces.formats import read_trace
-    from aioserve.traces.request import at_rate, with_scaled_lengths
     from aioserve.traces.synthetic import synthetic_trace
+    from aioserve.traces.trace_request import at_rate, with_scaled_lengths
 
     count = options.num_requests
     if options.trace is None:

@@ -26,7 +26,7 @@ import torch
 from machine_limits import best_gpu_seconds
 from torch import Tensor
 
-from aioserve.formats.weights import Code, GroupedRows, HeldLinear
+from aioserve.formats.weights import Code, GroupedRows, PackedLinear
 from aioserve.ops.gpu.backend import CudaBackend
 
 SHAPES = ("4096x4096", "4096x28672", "14336x4096")
@@ -90,7 +90,7 @@ def makers(
         yield name, lambda held=held: backend.linear(held)
 
 
-def random_layer(name: str, inputs: int, outputs: int) -> HeldLinear:
+def random_layer(name: str, inputs: int, outputs: int) -> PackedLinear:
     form, random = FORMS[name], np.random.default_rng(0)
     chunk, group = form.group or 128, form.group or inputs
     chunks, groups = -(-inputs // chunk), -(-inputs // group)
@@ -114,7 +114,7 @@ def random_layer(name: str, inputs: int, outputs: int) -> HeldLinear:
         np.linspace(-1, 1, 16, dtype=np.float32) if form.code == "table" else None,
         form.alike,
     )
-    return HeldLinear("bfloat16", inputs, (run,))
+    return PackedLinear("bfloat16", inputs, (run,))
 
 
 def copies(make: Callable[[], Any], caches_bytes: int) -> list[Any]:

@@ -38,7 +38,7 @@ from aioserve.scheduling.scheduler import Scheduler
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.formats import MOONCAKE_BLOCK_TOKENS, read_mooncake
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 Ids = npt.NDArray[np.int32]
 

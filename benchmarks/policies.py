@@ -30,7 +30,7 @@ from aioserve.simulation.records import SimulationResult
 from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
-from aioserve.traces.request import TraceRequest, at_rate
+from aioserve.traces.trace_request import TraceRequest, at_rate
 from aioserve.traces.workload import with_targets
 
 MODEL, HARDWARE = "llama-3-8b", "h100"

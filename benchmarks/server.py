@@ -142,11 +142,11 @@ async def soak(options: argparse.Namespace) -> int:
             samples.append((now, rss_mib(), open_files(), float(len(asyncio.all_tasks())), held))
     print(f"{options.model}, {options.minutes:g} minutes, seed {options.seed}: {counted}")
     names = ("RSS in MiB", "open files", "tasks", "pages held by requests")
-    settled = samples[len(samples) // 4 :]
-    hours = [sample[0] / 3600 for sample in settled]
+    steady = samples[len(samples) // 4 :]
+    hours = [sample[0] / 3600 for sample in steady]
     for index, name in enumerate(names, 1):
-        values = [sample[index] for sample in settled]
-        slope = statistics.linear_regression(hours, values).slope if len(settled) > 1 else 0.0
+        values = [sample[index] for sample in steady]
+        slope = statistics.linear_regression(hours, values).slope if len(steady) > 1 else 0.0
         print(
             f"  {name}: {values[0]:,.0f} after a quarter, {values[-1]:,.0f} at the end, "
             f"{slope:+,.1f} per hour"

@@ -27,7 +27,7 @@ from aioserve.simulation.records import SimulationResult
 from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
-from aioserve.traces.request import TraceRequest, repeated
+from aioserve.traces.trace_request import TraceRequest, repeated
 
 MODEL, HARDWARE = "llama-3-8b", "h100"
 MILLION = 1_000_000

@@ -79,7 +79,7 @@ def main() -> None:
     if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
         print(f"the machine is busy (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
     rows = asyncio.run(measure(options))
-    places = tokens_by_guesses(rows)
+    places = tokens_by_draft_length(rows)
     print_rows(rows, options)
     print_places(places)
     if options.json is not None:
@@ -135,10 +135,10 @@ async def measure(options: argparse.Namespace) -> list[Row]:
         engines = {OFF: await stack.enter_async_context(Engine(path, **given))}
         for drafter in options.drafters:
             for acceptance in options.acceptances:
-                guessing = Speculation(
+                speculation = Speculation(
                     drafter=drafter, max_tokens=options.max_draft_tokens, acceptance=acceptance
                 )
-                engine = Engine(path, speculation=guessing, **given)
+                engine = Engine(path, speculation=speculation, **given)
                 name = drafter if acceptance == "match" else f"{drafter} {acceptance}"
                 engines[name] = await stack.enter_async_context(engine)
         by_messages = await asks_by_messages(engines[OFF])
@@ -250,7 +250,7 @@ def compared(row: Row, without: Row) -> Row:
     return row
 
 
-def tokens_by_guesses(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def tokens_by_draft_length(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the tokens of a step that verifies k draft tokens, for every k that occurred.
 
     They are by workload and drafter, from runs by the fewest streams, in which steps verify most.
@@ -285,7 +285,7 @@ def print_rows(rows: Sequence[Row], options: argparse.Namespace) -> None:
 
     title = (
         f"{Path(options.model).name}, at most {options.output_tokens} tokens out, contexts of "
-        f"{options.max_model_len}, {options.max_draft_tokens} guesses at most; best of "
+        f"{options.max_model_len}, {options.max_draft_tokens} draft tokens at most; best of "
         f"{options.repeats}, and the median"
     )
     table = Table(box=None, pad_edge=False)
@@ -316,7 +316,7 @@ def print_places(places: Sequence[dict[str, Any]]) -> None:
 
     if not places:
         return
-    title = "tokens of a step that verifies k guesses: as expected, as measured"
+    title = "tokens of a step that verifies k draft tokens: as expected, as measured"
     table = Table(box=None, pad_edge=False)
     for column in ("workload", "drafter", "a"):
         table.add_column(column, justify="right" if column == "a" else "left")

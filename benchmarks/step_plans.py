@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from aioserve.execution.batch import PlanReader
+from aioserve.execution.step_arrays import PlanReader
 from aioserve.kv.memory import KVMemory
 from aioserve.paging.pages import pages_for
 from aioserve.request import Request, SamplingParams

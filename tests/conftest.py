@@ -17,8 +17,8 @@ By default they spin, and two processes of tests that share the cores slow each 
 Signals reach the programs that tests start, where tests began with them ignored: in the background
 of a shell, say.
 
-Engines choose the number of guesses by what is known of these alone. The time that a step takes on
-this machine decides no test.
+Engines choose the number of draft tokens by what is known of these alone. The time that a step
+takes on this machine decides no test.
 """
 
 from __future__ import annotations

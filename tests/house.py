@@ -82,7 +82,7 @@ ENGINES = (
     *("aioserve.Engine", "aioserve.LLM", "aioserve.TokenStream", "aioserve.ChatStream"),
     *("aioserve.engine.engine", "aioserve.engine.facts", "aioserve.engine.lifecycle"),
     *("aioserve.engine.llm", "aioserve.engine.mailbox"),
-    *("aioserve.engine.stream.TokenStream", "aioserve.engine.chat.ChatStream"),
+    *("aioserve.engine.stream.TokenStream", "aioserve.engine.chat_stream.ChatStream"),
 )
 """One implementation of `EngineLike`, and its streams."""
 FORBIDDEN = {

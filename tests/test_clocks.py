@@ -1,4 +1,5 @@
-"""Clocks that go wrong do so as they say. How many guesses an engine makes follows from none."""
+"""Clocks that go wrong do so as they say. How many draft tokens an engine makes follows from
+none."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ CONTRACTS = (
     "aioserve.simulation.cost",
     "aioserve.simulation.metrics",
     "aioserve.simulation.timeline",
-    "aioserve.text.chat",
+    "aioserve.text.chat_template",
     "aioserve.text.conversation",
-    "aioserve.traces.request",
+    "aioserve.traces.trace_request",
 )
 """Where the types come from that a device, a cost model and a trace are made of."""
 PUBLIC_MODULES = PACKAGES + CONTRACTS

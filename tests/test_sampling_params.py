@@ -18,7 +18,7 @@ from aioserve.sampling_params import (
     REHEARSED,
     BeamParams,
 )
-from aioserve.server.ollama.request import ModelOptions
+from aioserve.server.ollama.ollama_request import ModelOptions
 from aioserve.server.openai.fields import AnswerFields
 
 

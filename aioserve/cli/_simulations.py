@@ -20,7 +20,7 @@ from aioserve.traces.workload import WorkloadOptions
 if TYPE_CHECKING:
     from aioserve.simulation.machine import Machine
     from aioserve.simulation.metrics import Metrics
-    from aioserve.traces.request import TraceRequest
+    from aioserve.traces.trace_request import TraceRequest
 
 __all__ = [
     "TRIAL_FLAGS",

@@ -35,7 +35,7 @@ from aioserve.simulation.options import TrialOptions
 from aioserve.simulation.request_rows import lines_of
 from aioserve.testing.trial import Trial
 from aioserve.traces.checks import check_number
-from aioserve.traces.request import MAX_RATE
+from aioserve.traces.trace_request import MAX_RATE
 
 __all__ = ["Cell", "Done", "Grid", "SweepOptions", "Workers", "grid_of"]
 
@@ -45,7 +45,7 @@ MAX_CELLS = 100_000
 DEFAULT_SEEDS = 3
 NOT_VARIED = ("num_requests", "arrivals", "closed_loop", "priority", "predictor")
 """Options that make another workload. Such a workload isn't the same one at another rate."""
-WITHOUT_GUESSES: dict[str, Any] = {"acceptance": None}
+WITHOUT_DRAFT_TOKENS: dict[str, Any] = {"acceptance": None}
 """Value of `--acceptance` in a variant without draft tokens."""
 KINDS = {kind.__name__: kind for kind in (ConfigError, PluginError, TraceError)}
 
@@ -190,8 +190,10 @@ def grid_of(trace: Path | None, options: SweepOptions) -> tuple[Grid, Trial]:
 
 def _draws(trial: Trial, source: str | Path, chosen: Mapping[str, Any]) -> bool:
     """True if a seed changes anything in a variant."""
-    guesses = chosen.get("speculation_max_tokens", trial.options.speculation_max_tokens)
-    return trial.machine.noise_seed is not None or trial.options.draws(source) or guesses != 0
+    max_draft_tokens = chosen.get("speculation_max_tokens", trial.options.speculation_max_tokens)
+    return (
+        trial.machine.noise_seed is not None or trial.options.draws(source) or max_draft_tokens != 0
+    )
 
 
 def _rates(text: str | None) -> list[float | None]:
@@ -229,7 +231,7 @@ def _variants(vary: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise ConfigError(f"vary: a value of {name} is given twice, got {texts!r}")
     variants = [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
     return {
-        ",".join(f"{n}={value}" for n, value in one.items()): WITHOUT_GUESSES | one
+        ",".join(f"{n}={value}" for n, value in one.items()): WITHOUT_DRAFT_TOKENS | one
         if one.get("speculation_max_tokens") == 0
         else one
         for one in variants

@@ -104,11 +104,11 @@ def plan(
     if draft is not None and head is not None:
         raise ConfigError("give either draft or head, and not both")
     known = PluginRegistry().known_kinds()
-    sizes, guessing = read_sizes(model, known), None
+    sizes, draft_memory = read_sizes(model, known), None
     if draft is not None:
-        guessing = memory_of_model(draft, sizes)
+        draft_memory = memory_of_model(draft, sizes)
     elif head is not None:
-        guessing = memory_of_head(head, sizes)
+        draft_memory = memory_of_head(head, sizes)
     found = capacity_of(
         model,
         sizes,
@@ -120,7 +120,7 @@ def plan(
         num_gpus=num_gpus,
         memory_utilization=memory_utilization,
         page_size=page_size,
-        draft=guessing,
+        draft=draft_memory,
     )
     more = _Figures(
         hardware="" if device is None else device.name,

@@ -124,7 +124,7 @@ def check(name: str, /, *, examples: int = 100) -> None:
             text = str(error) if isinstance(error, AssertionError) else shown(error)
             print(printable(f"{what} fails: {text}"))
         else:
-            times = f"; {_told(measured)}" if isinstance(measured, DraftTimes) else ""
+            times = f"; {_times_text(measured)}" if isinstance(measured, DraftTimes) else ""
             print(f"{what} keeps its contract: {counted(examples, 'random example')}{times}")
     if failed:
         sys.stdout.flush()
@@ -313,7 +313,7 @@ def _checked(check: Callable[..., object], what: object, examples: int) -> objec
     return check(what, max_examples=examples)
 
 
-def _told(times: DraftTimes) -> str:
+def _times_text(times: DraftTimes) -> str:
     return (
         f"behind a prompt of {TIMED_TOKENS:,} tokens a step takes "
         f"{times.step_seconds * 1e6:.1f} µs, and the start {times.start_seconds * 1e3:.1f} ms"

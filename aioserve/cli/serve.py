@@ -38,7 +38,7 @@ try:
     from aioserve.server.listening import Listening, bound, check_reach, check_tls, url_of
     from aioserve.server.request_checks import checks_of
     from aioserve.server.running import new_event_loop, serve_app
-    from aioserve.server.steps.trace import check_trace_file
+    from aioserve.server.step_log.trace import check_trace_file
 except ModuleNotFoundError as _missing:
     raise ConfigError(
         f"aioserve serve needs {_missing.name}: pip install 'aioserve[server]'"

@@ -88,7 +88,7 @@ def simulate(trace: Path | None = None, /, **flags: Any) -> None:
                 drawn,
                 title=f"{facts['name']}: {', '.join(found)}",
                 command=command_line("simulate", trace, options, FLAGS),
-                facts=_told(drawn, facts, options, trial),
+                facts=_facts(drawn, facts, options, trial),
                 window=window,
             )
             options.report.write_text(page, encoding="utf-8")
@@ -220,7 +220,7 @@ def _print_tables(
     console.print(table)
 
 
-def _told(
+def _facts(
     runs: list[PolicyRun], facts: dict[str, Any], options: SimulateOptions, trial: Trial
 ) -> list[tuple[str, str]]:
     targets = trial.targets
@@ -246,4 +246,4 @@ def _told(
             f"{counted(options.max_num_seqs, 'sequence', form=',')}, {tokens}",
         ),
     ]
-    return told if targets is None else [*told, ("Targets", targets.told)]
+    return told if targets is None else [*told, ("Targets", targets.description)]

@@ -282,7 +282,7 @@ def _write_report(
             ("Requests", f"{facts['requests']:,}"),
             ("Seeds", f"{len(rows[0].runs)}"),
             *([("Promised", str(options.slo))] if promised else []),
-            *((f"Largest rate, {name}", told) for name, told in _told(rows, promised)),
+            *((f"Largest rate, {name}", told) for name, told in _largest_rates(rows, promised)),
         ],
         targets=trial.targets,
     )
@@ -365,12 +365,12 @@ def _print_tables(
             cells.append("kept" if _kept(row, promised) else "missed")
         table.add_row(*cells)
     console.print(table)
-    for name, told in _told(rows, promised):
+    for name, told in _largest_rates(rows, promised):
         line = f"\nlargest rate that keeps {options.slo}, {name}: {told}"
         console.print(line, soft_wrap=True)
 
 
-def _told(rows: Sequence[Row], promised: Sequence[Objective]) -> list[tuple[str, str]]:
+def _largest_rates(rows: Sequence[Row], promised: Sequence[Objective]) -> list[tuple[str, str]]:
     """Return the largest rate of each policy, in words; empty without promises."""
     lines: list[tuple[str, str]] = []
     for policy, varied, kept in _kept_rates(rows, promised) if promised else ():

@@ -18,11 +18,11 @@ from aioserve.drafting.at_once import AtOnce
 from aioserve.drafting.drafter import DraftedSequence, Drafter, TokenIds
 from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault, shown
 
-__all__ = ["GuardedDrafter", "checked_branches", "checked_guesses"]
+__all__ = ["GuardedDrafter", "checked_branches", "checked_draft_tokens"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-NO_GUESSES: tuple[int, ...] = ()
+NO_DRAFT_TOKENS: tuple[int, ...] = ()
 
 
 class GuardedDrafter(AtOnce):
@@ -41,7 +41,7 @@ class GuardedDrafter(AtOnce):
         self.is_quick: bool = drafter.is_quick
         self._extends_at_once = kind.extend_all is not Drafter.extend_all
         self._drafts_at_once = kind.draft_all is not Drafter.draft_all
-        self._guesses: dict[int, bool] = {}
+        self._is_asked: dict[int, bool] = {}
         """Maps slots that have started to True while the drafter is asked about them."""
         self._calls = PluginCalls(
             f"drafter {label or kind.__name__}",
@@ -57,17 +57,17 @@ class GuardedDrafter(AtOnce):
     def start(self, slot: int, sequence: DraftedSequence) -> None:
         # A slot that fails to start has not started, and need not end.
         if self._passed_on((), "start", self._drafter.start, slot, _for_reading(sequence)):
-            self._guesses[slot] = True
+            self._is_asked[slot] = True
 
     def end(self, slot: int) -> None:
-        if self._guesses.pop(slot, None) is not None:
+        if self._is_asked.pop(slot, None) is not None:
             self._passed_on((), "end", self._drafter.end, slot)
 
     def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         asked = [
             (slot, tuple(ids))
             for slot, ids in zip(slots, token_ids, strict=True)
-            if self._guesses.get(slot)
+            if self._is_asked.get(slot)
         ]
         if not self._extends_at_once:
             for slot, ids in asked:
@@ -81,18 +81,18 @@ class GuardedDrafter(AtOnce):
         asked = [
             (slot, limit)
             for slot, limit in zip(slots, limits, strict=True)
-            if self._guesses.get(slot)
+            if self._is_asked.get(slot)
         ]
         if asked and self._drafts_at_once:
             self._draft_at_once(asked, found)
         else:
             for slot, limit in asked:
                 self._passed_on((slot,), "draft", self._draft_one, slot, limit, found)
-        return [found.get(slot, NO_GUESSES) for slot in slots]
+        return [found.get(slot, NO_DRAFT_TOKENS) for slot in slots]
 
     def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
         found: list[list[int]] = []
-        if self._guesses.get(slot):
+        if self._is_asked.get(slot):
             self._passed_on((slot,), "branches", self._take_branches, slot, limit, found)
         return found
 
@@ -100,7 +100,9 @@ class GuardedDrafter(AtOnce):
         found += checked_branches(self._drafter.branches(slot, limit), limit, self._vocab_size)
 
     def _draft_one(self, slot: int, limit: int, found: dict[int, Sequence[int]]) -> None:
-        found[slot] = checked_guesses(self._drafter.draft(slot, limit), limit, self._vocab_size)
+        found[slot] = checked_draft_tokens(
+            self._drafter.draft(slot, limit), limit, self._vocab_size
+        )
 
     def _draft_at_once(
         self, asked: Sequence[tuple[int, int]], found: dict[int, Sequence[int]]
@@ -121,7 +123,7 @@ class GuardedDrafter(AtOnce):
             raise NotAnAnswer(answer, f"which has no entry for each of {len(slots)} slots")
 
     def _take(self, slot: int, limit: int, answer: object, found: dict[int, Sequence[int]]) -> None:
-        found[slot] = checked_guesses(answer, limit, self._vocab_size)
+        found[slot] = checked_draft_tokens(answer, limit, self._vocab_size)
 
     def _passed_on(
         self, slots: Sequence[int], what: str, ask: Callable[..., object], *args: Any
@@ -131,39 +133,39 @@ class GuardedDrafter(AtOnce):
         try:
             self._calls.call(what, ask, *args)
         except PluginFault:
-            self._guesses.update(dict.fromkeys(slots, False))
+            self._is_asked.update(dict.fromkeys(slots, False))
             return False
         return True
 
 
-def checked_guesses(answer: object, limit: int, vocab_size: int) -> list[int]:
+def checked_draft_tokens(answer: object, limit: int, vocab_size: int) -> list[int]:
     """Plain ids of a drafter's answer. Raises `NotAnAnswer` unless it is a sequence of at most
     `limit` ints in [0, `vocab_size`), and anything that its methods raise."""
     if isinstance(answer, np.ndarray):
         answer = answer.tolist()
     if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
         raise NotAnAnswer(answer, "which is no sequence of token ids")
-    guesses: list[int] = []
-    for guess in islice(answer, limit + 1):
-        token_id = guess if type(guess) is int else plain_int(guess)
+    draft_tokens: list[int] = []
+    for draft_token in islice(answer, limit + 1):
+        token_id = draft_token if type(draft_token) is int else plain_int(draft_token)
         if token_id is None or not 0 <= token_id < vocab_size:
-            raise NotAnAnswer(answer, f"with {shown(guess)}, no id in [0, {vocab_size})")
-        guesses.append(token_id)
-    if len(guesses) > limit:
+            raise NotAnAnswer(answer, f"with {shown(draft_token)}, no id in [0, {vocab_size})")
+        draft_tokens.append(token_id)
+    if len(draft_tokens) > limit:
         raise NotAnAnswer(answer, f"which is more than {counted(limit, 'draft token')}")
-    return guesses
+    return draft_tokens
 
 
 def checked_branches(answer: object, limit: int, vocab_size: int) -> list[list[int]]:
     """Plain ids of branches. Raises `NotAnAnswer` unless they are a sequence of nonempty drafts
-    valid for `checked_guesses`. Together they have at most `limit` ids, counting one more for each
-    branch."""
+    valid for `checked_draft_tokens`. Together they have at most `limit` ids, counting one more for
+    each branch."""
     if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
         raise NotAnAnswer(answer, "which is no sequence of branches")
     branches: list[list[int]] = []
     left = limit
     for branch in islice(answer, limit):
-        ids = checked_guesses(branch, limit - 1, vocab_size)
+        ids = checked_draft_tokens(branch, limit - 1, vocab_size)
         if not ids:
             raise NotAnAnswer(answer, "with a branch of no draft token")
         left -= 1 + len(ids)

@@ -45,4 +45,4 @@ class MedusaDrafter(HeadDrafter):
 
     def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
         """Return alternatives of the first head."""
-        return self._guesses.branches(slot, limit)
+        return self._drafter.branches(slot, limit)

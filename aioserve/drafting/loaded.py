@@ -28,27 +28,27 @@ class LoadedDrafter(AtOnce):
     def __init__(self) -> None:
         self._loaded: Drafter | None = None
 
-    def guess_by(self, loaded: Drafter) -> None:
+    def draft_with(self, loaded: Drafter) -> None:
         """Pass calls on to the drafter that computes the model."""
         self._loaded = loaded
 
     @property
-    def _guesses(self) -> Drafter:
+    def _drafter(self) -> Drafter:
         if self._loaded is None:
             raise InvariantError(f"no engine has loaded the draft model {self.path!r}")
         return self._loaded
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
-        self._guesses.start(slot, sequence)
+        self._drafter.start(slot, sequence)
 
     def end(self, slot: int) -> None:
-        self._guesses.end(slot)
+        self._drafter.end(slot)
 
     def extend_all(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
-        self._guesses.extend_all(slots, token_ids)
+        self._drafter.extend_all(slots, token_ids)
 
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
-        return self._guesses.draft_all(slots, limits)
+        return self._drafter.draft_all(slots, limits)
 
 
 def loaded_by_engine(drafter: object) -> LoadedDrafter | None:

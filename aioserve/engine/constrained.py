@@ -63,7 +63,7 @@ class ConstrainedCompletion:
         self._waiting.append((position, masks, row))
         self._bring()
 
-    def told(self, guide: Guide, num_tokens: int = 1) -> None:
+    def add_guide(self, guide: Guide, num_tokens: int = 1) -> None:
         """Take the next guide, for what follows the `num_tokens` tokens known since the previous
         one."""
         if self._guide is not None:

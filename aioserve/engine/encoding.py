@@ -35,7 +35,7 @@ from aioserve.errors import (
 )
 from aioserve.execution.handler_thread import HandlerThread
 from aioserve.execution.runner import LoadedModel
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.conversation import Conversation
 from aioserve.text.tokenizer import Tokenizer
 

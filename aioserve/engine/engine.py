@@ -18,7 +18,7 @@ from aioserve.arguments import unknown_argument
 from aioserve.config import ReasoningParserName, ToolParserName
 from aioserve.engine.batches import Progress, check_no_progress, completions_of
 from aioserve.engine.beam_search import beam_search
-from aioserve.engine.chat import ChatFormat, ChatStream
+from aioserve.engine.chat_stream import ChatFormat, ChatStream
 from aioserve.engine.engine_arguments import DEFAULT_MODEL, EngineArguments, takes_arguments
 from aioserve.engine.facts import EngineFacts
 from aioserve.engine.forking import Forker

@@ -167,14 +167,14 @@ class GrammarGuides:
         samples: Mapping[int, LiveSample | None],
         behind: Mapping[int, tuple[Guide, int]],
         row: int,
-        guesses: Sequence[int],
+        draft_tokens: Sequence[int],
     ) -> None:
         """Ask for the masks behind the draft tokens of `row`. Runs on the step thread.
 
         Behind a forced token come forced ones, whose masks are known. Otherwise ask the matcher: it
         has taken all known tokens of the completion, and no more come before the step is done.
         """
-        sample, count = samples[row], len(guesses)
+        sample, count = samples[row], len(draft_tokens)
         if (found := behind.get(row)) is not None:
             guide, place = found
             known = [guide.mask_at(place + 1 + n) for n in range(count)]
@@ -184,7 +184,7 @@ class GrammarGuides:
         if thread is None or sample is None or sample.matcher is None:
             masks.bring_behind(row, count, ())
         else:
-            thread.post(partial(_bring_behind, masks, row, sample.matcher, guesses))
+            thread.post(partial(_bring_behind, masks, row, sample.matcher, draft_tokens))
 
     def _call(
         self, is_large: bool, samples: Mapping[LiveSample, int], call: Callable[[], list[Guide]]
@@ -209,7 +209,7 @@ class GrammarGuides:
         for (sample, num_tokens), guide in zip(samples.items(), guides, strict=True):
             self._tell(sample, guide)  # before a step can bring what follows from it
             if sample.constrained is not None:
-                sample.constrained.told(guide, num_tokens)
+                sample.constrained.add_guide(guide, num_tokens)
 
 
 def _is_large(sample: LiveSample) -> bool:
@@ -235,12 +235,14 @@ def _begin(
     return [_next(matcher, LookAhead.NO)]
 
 
-def _bring_behind(masks: LateMasks, row: int, matcher: Matcher, guesses: Sequence[int]) -> None:
+def _bring_behind(
+    masks: LateMasks, row: int, matcher: Matcher, draft_tokens: Sequence[int]
+) -> None:
     try:
-        found = matcher.behind(guesses)
+        found = matcher.behind(draft_tokens)
     except BaseException:  # only the draft tokens fail; an error in a real token ends it
         found = []
-    masks.bring_behind(row, len(guesses), found)
+    masks.bring_behind(row, len(draft_tokens), found)
 
 
 def _advance(steps: Sequence[tuple[Matcher | None, Sequence[int], LookAhead]]) -> list[Guide]:

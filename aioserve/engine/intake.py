@@ -19,7 +19,7 @@ import numpy.typing as npt
 from aioserve.arguments import Rule, check, counted, name, optional, plain_str, shown
 from aioserve.config import EngineConfig
 from aioserve.engine.begun import BegunAnswer, Origin
-from aioserve.engine.chat import ChatFormat
+from aioserve.engine.chat_stream import ChatFormat
 from aioserve.engine.compiling import Compiled, GrammarCompiler
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.encoding import Encoded, Encoder
@@ -46,7 +46,7 @@ from aioserve.errors import (
     RequestFailedError,
     RequestRejectedError,
 )
-from aioserve.execution.runner import Asked, LoadedModel
+from aioserve.execution.runner import CheckedRequest, LoadedModel
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.hints import checked_hints
 from aioserve.kv.namespace import namespace_key
@@ -193,7 +193,7 @@ class Intake:
             fields["answer_from"], fields["script"] = len(begun.prompt_ids), begun.script
         elif self._model.script is not None:
             parser = None if chat_format is None else chat_format.tool_parser
-            asked = Asked(text_or_ids, params, prompt_fields is None, parser)
+            asked = CheckedRequest(text_or_ids, params, prompt_fields is None, parser)
             fields["script"] = self._model.script(asked)
         if chat_format is None and prompt_fields is None:
             live.mailbox.origin = Origin(

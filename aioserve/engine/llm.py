@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.engine.batches import Progress
-from aioserve.engine.chat import ChatCompletion
+from aioserve.engine.chat_stream import ChatCompletion
 from aioserve.engine.engine import Engine
 from aioserve.engine.engine_arguments import DEFAULT_MODEL, EngineArguments, takes_arguments
 from aioserve.engine.options import (

@@ -53,7 +53,7 @@ from aioserve.errors import (
     InvalidRequestError,
     RequestFailedError,
 )
-from aioserve.execution.loop_callbacks import settle
+from aioserve.execution.loop_callbacks import resolve
 from aioserve.models.retrieval import Retrieval
 from aioserve.request import Logprobs, SamplingParams, Usage
 from aioserve.sampling_params import MAX_LOGPROBS
@@ -286,7 +286,7 @@ async def token_ids_of(
         checked = BareText(checked)
     if truncation is not None:
         checked = TruncatedPrompt(checked, truncation)
-    encoding = intake.encoder.submit(checked, num_chars, partial(settle, encoded))
+    encoding = intake.encoder.submit(checked, num_chars, partial(resolve, encoded))
     try:
         return list(await encoded)
     finally:

@@ -21,7 +21,7 @@ from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.prompt_only import embeddings_of
 from aioserve.engine.prompts import listed
 from aioserve.errors import InvalidRequestError
-from aioserve.execution.loop_callbacks import settle
+from aioserve.execution.loop_callbacks import resolve
 from aioserve.models.reranking import Reranker
 from aioserve.request import Usage
 from aioserve.text.conversation import Conversation, conversation_of
@@ -100,7 +100,7 @@ async def _encoded(
             conversation = _conversation(reranker, intake, pair, instruction, f"pairs[{index}]")
             intake.encoder.check_room(conversation.num_chars)
             futures.append(asyncio.get_running_loop().create_future())
-            prompt, then = Framed(conversation, reranker.template), partial(settle, futures[-1])
+            prompt, then = Framed(conversation, reranker.template), partial(resolve, futures[-1])
             encodings.append(intake.encoder.submit(prompt, conversation.num_chars, then))
         return [await future for future in futures]
     finally:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import StepArrays
+from aioserve.execution.step_arrays import StepArrays
 from aioserve.ops import HostBatch, SampleRows
 from aioserve.ops.batch import BATCH_FIELDS, SAMPLE_FIELDS, ArrayField
 from aioserve.sampling.extras import RowExtras

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.batch import StepArrays
 from aioserve.execution.prefault import Prefault
 from aioserve.execution.speculation.verification import SamplerMatch, Verification
+from aioserve.execution.step_arrays import StepArrays
 from aioserve.models.decoder import Decoder
 from aioserve.ops import KVCache
 from aioserve.steps.outcome import StepOutcome

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aioserve.drafting.drafter import Drafter
-from aioserve.execution.batch import PlanReader, StepArrays, UnresolvedStep
 from aioserve.execution.speculation.branches import BranchedStep, ScratchPages
 from aioserve.execution.speculation.resolver import Resolver, StepFollower
+from aioserve.execution.step_arrays import PlanReader, StepArrays, UnresolvedStep
 from aioserve.execution.worker import Worker
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome

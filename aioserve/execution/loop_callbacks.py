@@ -18,7 +18,7 @@ from typing import Any
 
 from aioserve.timings import clock_of
 
-__all__ = ["EventFdWaker", "LoopCallbacks", "settle"]
+__all__ = ["EventFdWaker", "LoopCallbacks", "resolve"]
 
 KEPT_DELAYS = 256
 
@@ -62,7 +62,7 @@ def _tell(calls: deque[tuple[Callable[[], None], float]], delays_seconds: deque[
         call()
 
 
-def settle(future: asyncio.Future[Any], result: Any) -> None:
+def resolve(future: asyncio.Future[Any], result: Any) -> None:
     """Set a future's result, or its exception if `result` is one. Does nothing if it is done."""
     if future.done():
         return

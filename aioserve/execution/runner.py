@@ -17,11 +17,11 @@ from aioserve.request import SamplingParams
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = [
-    "Asked",
+    "CheckedRequest",
     "LoadedModel",
     "ModelLimits",
     "ModelSource",
@@ -83,7 +83,7 @@ class Text(msgspec.Struct, frozen=True):
     """Tokens that end an answer; None means those of the config."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CheckedRequest(msgspec.Struct, frozen=True):
     """A checked request before its prompt is encoded."""
 
     prompt: Any
@@ -129,7 +129,7 @@ class LoadedModel(msgspec.Struct, frozen=True):
     reranker: Reranker | None = None
     """Reranker that makes relevances of documents to queries. Without one, embeddings are
     compared."""
-    script: Callable[[Asked], object] | None = None
+    script: Callable[[CheckedRequest], object] | None = None
     """Called with each accepted request, on the event loop and in order. Its result becomes
     `SlotStart.script` of the request's slots."""
     takes_forced: bool = True

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 from aioserve.execution.handler_thread import HandlerThread
-from aioserve.execution.loop_callbacks import LoopCallbacks, settle
+from aioserve.execution.loop_callbacks import LoopCallbacks, resolve
 
 __all__ = ["StepThread"]
 
@@ -96,6 +96,6 @@ def _compute(calls: queue.SimpleQueue[Any], callbacks: LoopCallbacks, entry: Cal
         if callbacks.calls:  # the call before left it to this one to wake the loop
             callbacks.wake()
         return
-    callbacks.put(functools.partial(settle, future, result))
+    callbacks.put(functools.partial(resolve, future, result))
     if calls.empty() or len(callbacks.calls) > 1:
         callbacks.wake()

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.batch import StepArrays
+from aioserve.execution.step_arrays import StepArrays
 from aioserve.steps.outcome import StepOutcome
 
 __all__ = ["PendingStep", "Worker"]

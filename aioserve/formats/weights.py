@@ -20,7 +20,7 @@ __all__ = [
     "ComputedFormats",
     "FloatRows",
     "GroupedRows",
-    "HeldLinear",
+    "PackedLinear",
 ]
 
 
@@ -53,7 +53,7 @@ class ComputedFormats(msgspec.Struct, frozen=True, kw_only=True):
     packed: bool
     """True if every linear layer is held as `_native` packs it.
 
-    Otherwise layers of floats are plain arrays, and quantised layers are `HeldLinear`."""
+    Otherwise layers of floats are plain arrays, and quantised layers are `PackedLinear`."""
     integer_bits: tuple[int, ...] = ()
     """Bits of the integers, with scales in groups, that it multiplies; in ascending order."""
     coded_floats: bool = False
@@ -176,7 +176,7 @@ class FloatRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeldLinear:
+class PackedLinear:
     """Linear layer in the host's memory, with quantised rows.
 
     Its outputs are the rows of `runs`, one run after the other."""

@@ -92,9 +92,9 @@ class Follower:
         return self._mask
 
     def copy(self) -> Follower:
-        """Return one that goes on from here, for guesses.
+        """Return one that goes on from here, for draft tokens.
 
-        If the lexer is full it has an error, since guesses don't justify a lexer of their own.
+        If the lexer is full it has an error, since draft tokens don't justify a lexer of their own.
         """
         other = Follower(self._matcher.deep_copy(), None, self._num_words)
         other._ids = self._ids[:1]

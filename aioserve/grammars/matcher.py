@@ -157,7 +157,7 @@ class GrammarMatcher:
         """Return the masks that `allowed` would give after each of `token_ids`.
 
         They go up to a token that isn't allowed or ends the completion. The matcher stays as it is.
-        Empty once it has a lexer of its own: its room is for the completion, not for guesses.
+        Empty once it has a lexer of its own: its room is for the completion, not for draft tokens.
         """
         masks: list[npt.NDArray[np.int32]] = []
         if not self._follower.shares:

@@ -238,7 +238,7 @@ class Decoder:
     def _keep(self, stream: ResidualStream[X], layer: int) -> None:
         for place, kept in enumerate(self._kept_layers):
             if kept == layer:
-                stream.ops.keep(stream.normed(None), place * self.config.hidden_size)
+                stream.ops.tap(stream.normed(None), place * self.config.hidden_size)
 
     def _room(self, batch: Batch) -> Tensor | None:
         if self._kept_layers:

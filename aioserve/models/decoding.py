@@ -18,9 +18,9 @@ import numpy.typing as npt
 from aioserve import _native
 from aioserve.errors import WeightsError
 from aioserve.formats.weights import PLAIN_FLOATS, ComputedFormats
-from aioserve.models.coded import CodedFloats
-from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
 from aioserve.models.stored import CodeForm, Floats, IntegerForm, StoredLinear
+from aioserve.models.weight_codes import WeightCodes
+from aioserve.models.weight_integers import GROUP_SIZES, WeightIntegers
 
 __all__ = ["ARRAY_DTYPES", "Array", "Decoding", "coded_rows", "integer_rows", "rounded"]
 
@@ -191,18 +191,18 @@ class Decoding:
             task.result()
 
 
-def integer_rows(part: StoredLinear, first: int, end: int) -> GroupedIntegers:
+def integer_rows(part: StoredLinear, first: int, end: int) -> WeightIntegers:
     """Decode rows of a weight whose format has an `IntegerForm`. Raises `WeightsError`."""
     rows = part.rows(first, end)
-    if not isinstance(rows, GroupedIntegers):
+    if not isinstance(rows, WeightIntegers):
         raise WeightsError(f"{part.name}: {part.format.name} must give integers")
     return rows
 
 
-def coded_rows(part: StoredLinear, first: int, end: int) -> CodedFloats:
+def coded_rows(part: StoredLinear, first: int, end: int) -> WeightCodes:
     """Decode rows of a weight whose format has a `CodeForm`. Raises `WeightsError`."""
     rows = part.rows(first, end)
-    if not isinstance(rows, CodedFloats):
+    if not isinstance(rows, WeightCodes):
         raise WeightsError(f"{part.name}: {part.format.name} must give codes")
     return rows
 
@@ -222,7 +222,7 @@ def _set_rows(
         raise WeightsError(f"{part.name}: {error}") from error
 
 
-def _with_minimums(rows: GroupedIntegers) -> tuple[Array, Floats, Floats | None]:
+def _with_minimums(rows: WeightIntegers) -> tuple[Array, Floats, Floats | None]:
     """Return values, scales and minimums as contiguous arrays.
 
     Zeros are merged into the minimums. With minimums, values of less than 8 bits start at 0."""

@@ -25,7 +25,7 @@ from aioserve.models.model_files import ModelFiles
 from aioserve.models.quantization import config as quantization
 from aioserve.models.reranking import Reranker, read_reranker
 from aioserve.models.retrieval import MODULES_FILE, Retrieval, read_retrieval
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.ends import names_in
 from aioserve.text.tokenizer import Tokenizer, why_no_tokenizer
 

@@ -28,7 +28,7 @@ def weights_digest(weights: StoredWeights, architecture: Architecture) -> bytes:
     there = [tensor for tensor in dict.fromkeys(wanted) if tensor in weights]
     whole = hashlib.sha256(b"aioserve weights 1")
     with ThreadPoolExecutor(_native.cpu_info()["threads"], "aioserve-digest") as pool:
-        for told in pool.map(lambda tensor: _told(weights, tensor), there):
+        for told in pool.map(lambda tensor: _hashed_bytes(weights, tensor), there):
             whole.update(told)
     return whole.digest()
 
@@ -48,7 +48,7 @@ def computation_digest(architecture: Architecture, max_model_len: int) -> bytes:
     return whole.digest()
 
 
-def _told(weights: StoredWeights, tensor: Tensor) -> bytes:
+def _hashed_bytes(weights: StoredWeights, tensor: Tensor) -> bytes:
     stored = weights[tensor]
     parts = "; ".join(
         f"{name} {part.dtype} {list(part.shape)} {_digest(part)}"

@@ -12,7 +12,7 @@ from aioserve.models.config import DecoderConfig
 from aioserve.models.reranking import Reranker
 from aioserve.models.retrieval import Retrieval
 from aioserve.models.stored import StoredWeights
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.ends import end_ids
 from aioserve.text.tokenizer import Tokenizer
 

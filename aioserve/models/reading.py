@@ -16,14 +16,14 @@ import numpy as np
 
 from aioserve import _native
 from aioserve.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError
-from aioserve.formats.weights import ComputedFormats, HeldLinear
+from aioserve.formats.weights import ComputedFormats, PackedLinear
 from aioserve.models import architecture
 from aioserve.models.architecture import Tensor, parts_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.decoding import ARRAY_DTYPES, Array, Decoding
 from aioserve.models.files import ModelFiles
-from aioserve.models.held_decoding import HeldDecoding
 from aioserve.models.limits import too_large
+from aioserve.models.packed_decoding import PackedDecoding
 from aioserve.models.quantization.while_loading import QuantizedWhileLoading
 from aioserve.models.stored import Plain, StoredLinear, StoredWeights, source_of
 from aioserve.models.weight_memory import (
@@ -51,7 +51,7 @@ class TakenWeights:
     def __init__(self, dtype: str, max_model_len: int) -> None:
         self.dtype = dtype
         self.max_model_len = max_model_len
-        self.linears: dict[architecture.Linear, _native.LinearKernel | HeldLinear] = {}
+        self.linears: dict[architecture.Linear, _native.LinearKernel | PackedLinear] = {}
         self.arrays: dict[Tensor, Array] = {}
 
 
@@ -59,7 +59,7 @@ class ReadWeights(TakenWeights):
     """Weights of one model in memory.
 
     If `formats` are packed, each linear layer is one `_native.LinearKernel`. Otherwise its weights
-    are arrays, or one `HeldLinear` if the backend multiplies some of its rows as quantised.
+    are arrays, or one `PackedLinear` if the backend multiplies some of its rows as quantised.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
             chosen = _choose_dtype(dtype, config, self._stored, formats)
             layout = WeightLayout.of(config, self._stored, chosen)
             self._weights = ReadWeights(config, chosen, formats, layout, length)
-            self._decoding = HeldDecoding(chosen, formats)
+            self._decoding = PackedDecoding(chosen, formats)
             self._wide = Decoding("float32")
             self.expected_memory: WeightMemory = self._expected_memory()
             """Memory that the weights will take."""
@@ -196,7 +196,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         )
 
     def _is_held(self, described: architecture.Linear) -> bool:
-        """True if a layer becomes a `HeldLinear`."""
+        """True if a layer becomes a `PackedLinear`."""
         return self._decoding.is_held([self._stored[weight] for weight in described.weights])
 
     def _expected_sizes(self, described: architecture.Linear) -> Sequence[tuple[int, int]]:
@@ -209,7 +209,7 @@ class WeightReading(AbstractContextManager["WeightReading"]):
         held = self._weights.linears.get(described)
         if held is None:
             return self._array_sizes(described)
-        return held.sizes if isinstance(held, HeldLinear) else bytes_of_kernel(held)
+        return held.sizes if isinstance(held, PackedLinear) else bytes_of_kernel(held)
 
     def _array_sizes(self, described: architecture.Linear) -> Sequence[tuple[int, int]]:
         values = sum(tensor.rows * tensor.columns for tensor in parts_of(described, Tensor))

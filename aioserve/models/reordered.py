@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.stored import Format, IntegerForm, Rows, StoredLinear
+from aioserve.models.weight_integers import WeightIntegers
 
 __all__ = ["InTurns"]
 
@@ -42,7 +42,7 @@ class InTurns(Format):
         as_stored = replace(stored, format=self.inner)
         found = self.inner.rows(as_stored, low, int(places.max()) + 1)
         places -= low
-        if not isinstance(found, GroupedIntegers):
+        if not isinstance(found, WeightIntegers):
             floats = found if isinstance(found, np.ndarray) else found.dequantized()
             return floats[places]
         return replace(

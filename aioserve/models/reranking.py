@@ -22,7 +22,7 @@ from aioserve.errors import UnsupportedModelError, WeightsError
 from aioserve.models.checkpoint import read_rows
 from aioserve.models.config import CLASSIFIER, DecoderConfig
 from aioserve.models.stored import Floats
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["Reranker", "read_reranker"]

@@ -50,7 +50,7 @@ class Retrieval(msgspec.Struct, frozen=True):
     """Prompts that go before texts, by name."""
     default_prompt: str | None = None
     """Name of the prompt for requests that name none; None: no prompt."""
-    is_told: bool = False
+    is_from_files: bool = False
     """True if the model's files choose the pooling."""
     problem: str | None = None
     """Unsupported setting of the files, without which the model's own vectors can't be made."""

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from aioserve import _native
 from aioserve.errors import WeightsError
 from aioserve.models.architecture import Tensor
-from aioserve.models.coded import CodedFloats
-from aioserve.models.grouped import GroupedIntegers, Scales
+from aioserve.models.weight_codes import WeightCodes
+from aioserve.models.weight_integers import Scales, WeightIntegers
 
 __all__ = [
     "PLAIN",
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 Floats = npt.NDArray[np.float32]
-Rows = GroupedIntegers | CodedFloats | Floats
+Rows = WeightIntegers | WeightCodes | Floats
 """Rows of a weight, [rows, in]."""
 
 BLOCK_VALUES = 1 << 17
@@ -170,7 +170,7 @@ SCALES_OF_DTYPE: Mapping[str, Scales] = {"F32": "float32", "F16": "float16", "BF
 
 
 class IntegerForm(msgspec.Struct, frozen=True):
-    """Sizes and kinds of the `GroupedIntegers` that a format decodes to."""
+    """Sizes and kinds of the `WeightIntegers` that a format decodes to."""
 
     bits: int
     group_size: int
@@ -191,7 +191,7 @@ class IntegerForm(msgspec.Struct, frozen=True):
 
 
 class CodeForm(msgspec.Struct, frozen=True):
-    """Sizes and kinds of the `CodedFloats` that a format decodes to."""
+    """Sizes and kinds of the `WeightCodes` that a format decodes to."""
 
     group_size: int
     table: tuple[float, ...] | None = None
@@ -226,12 +226,12 @@ class Format(ABC):
 
     @abstractmethod
     def integers(self, stored: StoredLinear) -> IntegerForm | None:
-        """Form of the `GroupedIntegers` that `rows` returns; None: it returns another type.
+        """Form of the `WeightIntegers` that `rows` returns; None: it returns another type.
 
         Does not read the file."""
 
     def codes(self, stored: StoredLinear) -> CodeForm | None:
-        """Form of the `CodedFloats` that `rows` returns; None: it returns another type.
+        """Form of the `WeightCodes` that `rows` returns; None: it returns another type.
 
         Does not read the file."""
         return None
@@ -327,10 +327,10 @@ class StoredLinear:
     def _check(self, rows: Rows, first: int) -> None:
         """Raise `WeightsError` for unusable numbers: in logits, they would not name the tensor."""
         found: list[tuple[str, Floats]] = [("number", rows)] if isinstance(rows, np.ndarray) else []
-        if isinstance(rows, CodedFloats) and not rows.is_below(LEAST_UNUSABLE):
+        if isinstance(rows, WeightCodes) and not rows.is_below(LEAST_UNUSABLE):
             with np.errstate(over="ignore", invalid="ignore"):
                 found = [("scale", rows.scales), ("number", rows.dequantized())]
-        elif isinstance(rows, GroupedIntegers):
+        elif isinstance(rows, WeightIntegers):
             found = [("scale", rows.scales)]
             found += [] if rows.minimums is None else [("minimum", rows.minimums)]
         for what, numbers in found:

@@ -333,32 +333,32 @@ class TensorOps(LayerOps[Tensor]):
         batch: Batch,
         kv: KVCache,
         states: Tensor | None = None,
-        given: Tensor | None = None,
+        hidden_in: Tensor | None = None,
     ) -> None:
-        """`states` and `given` are those of `StepProgram.logits`."""
+        """`states` and `hidden_in` are those of `StepProgram.logits`."""
         self._backend = backend
         self._batch = batch
         self._kv = kv
         self._states = states
-        self._given = given
+        self._hidden_in = hidden_in
 
     def embed(self, table: Embedding) -> Tensor:
         if isinstance(table, Linear):
             return table.rows(self._batch.token_ids)
         return functional.embedding(self._batch.token_ids, table)
 
-    def given(self, columns: int) -> Tensor:
-        if self._given is None or self._given.shape[1] != columns:
-            raise ValueError(f"given must be rows of {columns} columns")
-        return self._given.clone()
+    def hidden_in(self, columns: int) -> Tensor:
+        if self._hidden_in is None or self._hidden_in.shape[1] != columns:
+            raise ValueError(f"hidden_in must be rows of {columns} columns")
+        return self._hidden_in.clone()
 
-    def beside(self, x: Tensor, y: Tensor) -> Tensor:
+    def concat(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.cat((x, y), dim=1)
 
-    def spread(self, x: Tensor, columns: Tensor, size: int) -> Tensor:
-        spread = x.new_full((len(x), size), -torch.inf)
-        spread[:, columns] = x
-        return spread
+    def scatter_columns(self, x: Tensor, columns: Tensor, size: int) -> Tensor:
+        scattered = x.new_full((len(x), size), -torch.inf)
+        scattered[:, columns] = x
+        return scattered
 
     def add_positions(self, x: Tensor, table: Tensor) -> None:
         self._backend.add_rows(x, table, self._batch.positions)
@@ -418,7 +418,7 @@ class TensorOps(LayerOps[Tensor]):
     def logit_rows(self, x: Tensor) -> Tensor:
         return x[self._batch.logit_rows]
 
-    def keep(self, x: Tensor, column: int) -> None:
+    def tap(self, x: Tensor, column: int) -> None:
         if self._states is None:
             raise ValueError("states must be a tensor, as hidden states of the batch are kept")
         self._states[:, column : column + x.shape[1]] = x

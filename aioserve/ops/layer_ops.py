@@ -98,15 +98,15 @@ class LayerOps(RowOps[X]):
         """Rows of the batch's token ids, in memory of their own."""
 
     @abstractmethod
-    def given(self, columns: int) -> X:
+    def hidden_in(self, columns: int) -> X:
         """Rows `[T, columns]` that were given beside the batch, in memory of their own."""
 
     @abstractmethod
-    def beside(self, x: X, y: X) -> X:
+    def concat(self, x: X, y: X) -> X:
         """`[T, H + I]`: the columns of x `[T, H]`, then those of y `[T, I]`."""
 
     @abstractmethod
-    def spread(self, x: X, columns: Tensor, size: int) -> X:
+    def scatter_columns(self, x: X, columns: Tensor, size: int) -> X:
         """float32 `[S, size]` with x, float32 `[S, N]`, in `columns`, int64 `[N]`, all different;
         -inf in the others."""
 
@@ -145,7 +145,7 @@ class LayerOps(RowOps[X]):
         """Rows whose logits are wanted, in memory of their own."""
 
     @abstractmethod
-    def keep(self, x: X, column: int) -> None:
+    def tap(self, x: X, column: int) -> None:
         """Copy x to the kept columns from `column` on. Everything kept has a row for each token, or
         everything has one for each row whose logits are wanted."""
 
@@ -174,13 +174,14 @@ class StepProgram(ABC):
         batch: Batch,
         kv: KVCache,
         states: Tensor | None = None,
-        given: Tensor | None = None,
+        hidden_in: Tensor | None = None,
     ) -> Tensor:
         """Write the batch's keys and values into `kv`; return logits, float32 `[S, V]`.
 
         - states: `[T, columns]` or `[S, columns]` in the program's dtype, filled by
-          `LayerOps.keep`. None if nothing is kept.
-        - given: result of `LayerOps.given`, in the program's dtype. None if nothing is given.
+          `LayerOps.tap`. None if nothing is kept.
+        - hidden_in: result of `LayerOps.hidden_in`, in the program's dtype. None if nothing is
+          given.
         """
 
     @abstractmethod
@@ -192,6 +193,6 @@ class StepProgram(ABC):
         last_tokens: Tensor,
         edits: LogitEdits | None = None,
         states: Tensor | None = None,
-        given: Tensor | None = None,
+        hidden_in: Tensor | None = None,
     ) -> Drawn:
         """Compute `logits`, change them by `edits`, and draw from them as `Backend.draw` does."""

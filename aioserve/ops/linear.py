@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.formats.weights import HeldLinear
+from aioserve.formats.weights import PackedLinear
 
 __all__ = ["HeldWeight", "Linear", "PerHeadLinear", "TorchPerHead", "check_per_head", "plain"]
 
 
-HeldWeight = Tensor | _native.LinearKernel | HeldLinear
+HeldWeight = Tensor | _native.LinearKernel | PackedLinear
 """A weight in memory: plain floats, or made for CPUs or GPUs while it was read."""
 
 

@@ -39,7 +39,7 @@ class NativeMixture(Mixture):
         self.packed: _native.Experts = _native.Experts(
             tuple(own_linear(up).packed for up in ups),
             tuple(own_linear(down).packed for down in downs),
-            *_told(gate),
+            *_gate_arguments(gate),
         )
         self.packed_routing: _native.Routing = _native.Routing(
             routing.experts,
@@ -69,7 +69,7 @@ class NativeMixture(Mixture):
         return y
 
 
-def _told(gate: ExpertGate) -> tuple[int, float, float]:
+def _gate_arguments(gate: ExpertGate) -> tuple[int, float, float]:
     """Number of the gate, its gain and its limit."""
     if isinstance(gate, ClampedSwiglu):
         return _GATES.index("clamped_swiglu"), gate.gain, gate.limit

@@ -92,10 +92,10 @@ class NativeProgram(StepProgram):
         batch: Batch,
         kv: KVCache,
         states: Tensor | None = None,
-        given: Tensor | None = None,
+        hidden_in: Tensor | None = None,
     ) -> Tensor:
         logits = torch.empty((len(batch.logit_rows), self._vocab), dtype=torch.float32)
-        self._run(batch, kv, states, given, logits.data_ptr(), 0, 0, 0)
+        self._run(batch, kv, states, hidden_in, logits.data_ptr(), 0, 0, 0)
         return logits
 
     def draw(
@@ -106,7 +106,7 @@ class NativeProgram(StepProgram):
         last_tokens: Tensor,
         edits: LogitEdits | None = None,
         states: Tensor | None = None,
-        given: Tensor | None = None,
+        hidden_in: Tensor | None = None,
     ) -> Drawn:
         count = len(batch.logit_rows)
         if count != len(rows.slots):
@@ -117,11 +117,11 @@ class NativeProgram(StepProgram):
         if edits is not None:
             kept[list(edits.rows)] = True
         if not kept.any():
-            self._run(batch, kv, states, given, 0, 0, *largest.addresses)
+            self._run(batch, kv, states, hidden_in, 0, 0, *largest.addresses)
             return self._sampler.draw(largest, None, rows, last_tokens)
         logits = torch.empty((count, self._vocab), dtype=torch.float32)
         outputs = logits.data_ptr(), kept.ctypes.data, *largest.addresses
-        self._run(batch, kv, states, given, *outputs)
+        self._run(batch, kv, states, hidden_in, *outputs)
         if edits is not None:
             edits.apply(logits)
             largest.look_again(logits, edits.rows)
@@ -142,23 +142,25 @@ class NativeProgram(StepProgram):
         batch: Batch,
         kv: KVCache,
         states: Tensor | None,
-        given: Tensor | None,
+        hidden_in: Tensor | None,
         *outputs: int,
     ) -> None:
         """Run the program. `outputs` are addresses as in `aioserve::program::Outputs`."""
         if states is not None:
             rows = batch.logit_rows if self._program.keeps_logit_rows else batch.token_ids
             check_tensor("states", states, self._dtype, (len(rows), self.state_columns), CPU)
-        if given is not None:
+        if hidden_in is not None:
             shape = len(batch.token_ids), self.given_columns
-            check_tensor("given", given, self._dtype, shape, CPU)
+            check_tensor("hidden_in", hidden_in, self._dtype, shape, CPU)
         for i, (source, known) in enumerate(self._rotations):
             if source.rotation is not known:
                 self._set_rotation(i, source)
         arrays, pages = own_arrays(batch), own_pages(kv)
-        given_at = 0 if given is None else address(given)
+        hidden_in_at = 0 if hidden_in is None else address(hidden_in)
         states_at = 0 if states is None else address(states)
-        self._program.run(arrays, pages, batch.token_ids.data_ptr(), given_at, states_at, *outputs)
+        self._program.run(
+            arrays, pages, batch.token_ids.data_ptr(), hidden_in_at, states_at, *outputs
+        )
 
     def _set_rotation(self, index: int, source: RotarySource) -> None:
         rotation = source.rotation
@@ -191,19 +193,19 @@ class _RecordedOps(LayerOps[Value]):
         at = self._vector("table", table, (rows, columns))
         return Value(self.program.embedding(at, rows, columns), columns)
 
-    def given(self, columns: int) -> Value:
+    def hidden_in(self, columns: int) -> Value:
         self.given_columns = columns
-        return Value(self.program.given(columns), columns)
+        return Value(self.program.hidden_in(columns), columns)
 
-    def beside(self, x: Value, y: Value) -> Value:
-        return Value(self.program.beside(x.index, y.index), x.columns + y.columns)
+    def concat(self, x: Value, y: Value) -> Value:
+        return Value(self.program.concat(x.index, y.index), x.columns + y.columns)
 
-    def spread(self, x: Value, columns: Tensor, size: int) -> Value:
+    def scatter_columns(self, x: Value, columns: Tensor, size: int) -> Value:
         check_tensor("columns", columns, torch.int64, (x.columns,), CPU)
         if not 0 <= int(columns.min()) <= int(columns.max()) < size:
             raise ValueError(f"columns must be from 0 to {size - 1}")
         self.kept.append(columns)
-        return Value(self.program.spread(x.index, columns.data_ptr(), size), size)
+        return Value(self.program.scatter_columns(x.index, columns.data_ptr(), size), size)
 
     def add_positions(self, x: Value, table: Tensor) -> None:
         at = self._vector("table", table, (table.shape[0], x.columns))
@@ -308,8 +310,8 @@ class _RecordedOps(LayerOps[Value]):
     def logit_rows(self, x: Value) -> Value:
         return Value(self.program.logit_rows(x.index), x.columns)
 
-    def keep(self, x: Value, column: int) -> None:
-        self.program.keep(x.index, column)
+    def tap(self, x: Value, column: int) -> None:
+        self.program.tap(x.index, column)
         self.state_columns = max(self.state_columns, column + x.columns)
 
     def soft_cap(self, logits: Value, cap: float) -> None:

@@ -210,11 +210,11 @@ class ObserverCalls(PluginCalls):
         self.watches_steps: bool = own is not Observer.step_finished
         self._failures: dict[str, int] = {}
 
-    def tell(self, method: str, told: object) -> None:
+    def tell(self, method: str, report: object) -> None:
         if self.given_up:
             return
         try:
-            self.call(method, lambda: getattr(self.observer, method)(told))
+            self.call(method, lambda: getattr(self.observer, method)(report))
             self._failures[method] = 0
         except PluginFault:
             self._failures[method] = self._failures.get(method, 0) + 1

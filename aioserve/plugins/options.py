@@ -96,10 +96,10 @@ def _known(option: str, parameters: Mapping[str, inspect.Parameter]) -> str:
         return "it has none"
     near = get_close_matches(option.replace("-", "_").lower(), parameters, 1)
     meant = f"did you mean {near[0]}? There" if near else "there"
-    return f"{meant} are: {', '.join(map(_told, parameters.values()))}"
+    return f"{meant} are: {', '.join(map(_option_text, parameters.values()))}"
 
 
-def _told(parameter: inspect.Parameter) -> str:
+def _option_text(parameter: inspect.Parameter) -> str:
     """Text of an option with its kind and its default, both as they are written."""
     default = parameter.default
     kind = _words(_kind(parameter))

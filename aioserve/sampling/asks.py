@@ -37,19 +37,23 @@ class RowAsks:
         positions: Sequence[int],
         scored: Sequence[tuple[int, npt.NDArray[np.int32]]] = (),
         masks: LateMasks | None = None,
-        guesses: Mapping[int, Sequence[int]] | None = None,
+        draft_tokens: Mapping[int, Sequence[int]] | None = None,
     ) -> RowExtras | None:
         """Extras of these rows, each of which draws the token at its position; compare
-        `SlotTable.extras`. For the index of a row, `guesses` holds draft tokens that are taken to
-        stand from its position on."""
+        `SlotTable.extras`. For the index of a row, `draft_tokens` holds draft tokens that are taken
+        to stand from its position on."""
         found = [
             (row, edits, position)
             for row, (edits, position) in enumerate(zip(self.edits, positions, strict=False))
             if edits is not None
         ]
         supposed = (
-            [(edits, guesses[row], position) for row, edits, position in found if row in guesses]
-            if guesses
+            [
+                (edits, draft_tokens[row], position)
+                for row, edits, position in found
+                if row in draft_tokens
+            ]
+            if draft_tokens
             else ()
         )
         edits = RowEdits(found, masks, supposed) if found or masks is not None else None

@@ -188,11 +188,12 @@ class RowEdits:
         self,
         rows: Sequence[tuple[int, SlotEdits, int]],
         masks: LateMasks | None = None,
-        guesses: Sequence[tuple[SlotEdits, Sequence[int], int]] = (),
+        draft_tokens: Sequence[tuple[SlotEdits, Sequence[int], int]] = (),
     ) -> None:
-        """`guesses` are the draft tokens that each of these takes to stand from a position on."""
+        """`draft_tokens` are the draft tokens that each of these takes to stand from a position
+        on."""
         self._rows = rows
-        self._guesses = guesses
+        self._draft_tokens = draft_tokens
         self.masks: LateMasks | None = masks
         self.failures: dict[int, str] = {}
         """Failures of processors, by index of a row."""
@@ -224,7 +225,7 @@ class RowEdits:
             logits[row].masked_fill_(left_out, -math.inf)
 
     def _apply(self, logits: Tensor, *, of_logprobs: bool) -> None:
-        for edits, token_ids, position in self._guesses:
+        for edits, token_ids, position in self._draft_tokens:
             edits.suppose(token_ids, position, logits.device)
         for row, edits, position in self._rows:
             if edits.of_logprobs is not of_logprobs:

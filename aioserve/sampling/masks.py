@@ -61,12 +61,12 @@ class LateMasks:
                 row = self._places.get(row, -1)
             self._bring(row, mask)
 
-    def bring_behind(self, row: int, num_guesses: int, masks: Sequence[Mask]) -> None:
-        """Bring the masks of the first rows after a row with `num_guesses` draft tokens. The others
-        have none."""
+    def bring_behind(self, row: int, num_draft_tokens: int, masks: Sequence[Mask]) -> None:
+        """Bring the masks of the first rows after a row with `num_draft_tokens` draft tokens. The
+        others have none."""
         with self._lock:
             first = row if self._places is None else self._places[row]
-            behind = range(first + 1, first + 1 + num_guesses)
+            behind = range(first + 1, first + 1 + num_draft_tokens)
             for place, mask in zip(behind, masks, strict=False):
                 self._bring(place, mask)
             self._unknown.update(behind[len(masks) :])
@@ -82,13 +82,15 @@ class LateMasks:
         if not self._missing:
             self._complete.set()
 
-    def spread(self, firsts: Sequence[int], guesses: Mapping[int, Sequence[int]]) -> None:
+    def spread(self, firsts: Sequence[int], draft_tokens: Mapping[int, Sequence[int]]) -> None:
         """Make room for the rows of draft tokens: row `i` is now number `firsts[i]` of those drawn
-        from. After it comes a row for each of the draft tokens `guesses` of that number.
+        from. After it comes a row for each of the draft tokens `draft_tokens` of that number.
 
         From now on `rows`, `found` and `late` use the new numbers.
         """
-        asked = [(row, guesses[firsts[row]]) for row in self.rows if firsts[row] in guesses]
+        asked = [
+            (row, draft_tokens[firsts[row]]) for row in self.rows if firsts[row] in draft_tokens
+        ]
         behind = [firsts[row] + 1 + n for row, ids in asked for n in range(len(ids))]
         with self._lock:
             self._places = {row: firsts[row] for row in self.rows}

@@ -28,23 +28,23 @@ Keys = npt.NDArray[np.uint64]
 
 
 def tokens_by_rejection(
-    backend: Backend, p: Tensor, q: Tensor, guesses: Tensor, rows: SampleRows
+    backend: Backend, p: Tensor, q: Tensor, draft_tokens: Tensor, rows: SampleRows
 ) -> Tensor:
     """Return a token for each of R rows, on the CPU: its draft token if that is kept, else another
     one; int64 `[R]`.
 
     Probabilities of the target and of the draft, after temperature and limits, are `p` and `q`,
-    float32 `[R, V]`. The draft tokens, drawn from `q`, are `guesses`, int64 `[R]`. Seeds and
+    float32 `[R, V]`. The draft tokens, drawn from `q`, are `draft_tokens`, int64 `[R]`. Seeds and
     positions are those of `rows`. A slot's rows follow each other, each as if the draft tokens
     before it were kept. After the first one that isn't, the draft tokens are returned undecided.
     """
     numbers, seeds = second_draws(rows.seeds, rows.positions)
-    at = guesses[:, None]
-    guess_p, guess_q = (each.gather(1, at)[:, 0].double().numpy() for each in (p, q))
+    at = draft_tokens[:, None]
+    draft_p, draft_q = (each.gather(1, at)[:, 0].double().numpy() for each in (p, q))
     # A draft token that the target leaves out is never kept.
-    wrong = np.flatnonzero(numbers * guess_q >= guess_p)
+    wrong = np.flatnonzero(numbers * draft_q >= draft_p)
     _, firsts = np.unique(rows.slots[wrong], return_index=True)
-    tokens = guesses.clone()
+    tokens = draft_tokens.clone()
     if len(firsts):
         redrawn = wrong[firsts]
         rest = _rest(p.numpy()[redrawn], q.numpy()[redrawn])

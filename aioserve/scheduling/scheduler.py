@@ -274,7 +274,7 @@ class Scheduler:
     def charge(self, plan: StepPlan, step_seconds: float) -> None:
         """Share out the seconds of a step in flight among its sequences, by their tokens. Call it
         once, before `commit` or `fail` of the step."""
-        self.state.times.took(plan, step_seconds)
+        self.state.times.record(plan, step_seconds)
         self._step_seconds = step_seconds
         token_seconds = step_seconds / plan.num_tokens
         for run, item, _ in self.state.in_flight[plan.step]:

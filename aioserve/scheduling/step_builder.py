@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from aioserve.kv.memory import KVMemory
-from aioserve.scheduling.parts.base import AskedTokens, RowPart
+from aioserve.scheduling.parts.base import ItemTokens, RowPart
 from aioserve.scheduling.parts.table import DRAW, MASK, OF_PROMPTS, PARTS, PLAIN, VERIFY
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.room import Room
@@ -122,7 +122,7 @@ class StepBuilder:
             if start + count == known + pending:
                 forked = self.state.fork_samples(sequence, number, written_step)
                 family = (sequence, *forked)
-            fields = self._asked_for(AskedTokens(sequence, start, start + count, family))
+            fields = self._asked_for(ItemTokens(sequence, start, start + count, family))
             places = sequence.slot, start, index, count
             item = WorkItem(PREFILL, sequence.sequence_id, *places, token_ids, **fields)
             # All at once: an exception in between would tear the samples apart.
@@ -130,7 +130,7 @@ class StepBuilder:
         self.room.budget.take(sequences, count)
         self.working_on = None
 
-    def _asked_for(self, asked: AskedTokens) -> dict[str, Any]:
+    def _asked_for(self, asked: ItemTokens) -> dict[str, Any]:
         """Fields that parts add to an item of known tokens."""
         fields: dict[str, Any] = {}
         for part in OF_PROMPTS:
@@ -155,7 +155,7 @@ class StepBuilder:
             start, index = lease.computed, lease.entries
             if lease.carried != lease.covered:
                 self.state.slots.carry(sequence.slot, lease)
-            fields = part.ask(AskedTokens(sequence, start, start + count))
+            fields = part.ask(ItemTokens(sequence, start, start + count))
             item = WorkItem(
                 kind=ItemKind.VERIFY,
                 sequence_id=sequence.sequence_id,

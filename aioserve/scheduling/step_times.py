@@ -54,7 +54,7 @@ class StepTimes:
         self._moment: npt.NDArray[np.float64] = np.zeros(4)
         self._weights: npt.NDArray[np.float64] | None = None
 
-    def took(self, plan: StepPlan, seconds: float) -> None:
+    def record(self, plan: StepPlan, seconds: float) -> None:
         """Record a step that took `seconds`."""
         self.kept.append((plan, seconds))
         self.num_steps += 1

@@ -23,7 +23,7 @@ try:
     from aioserve.server.app_state import drain
     from aioserve.server.connections import http_protocol
     from aioserve.server.settings import ServerSettings
-    from aioserve.server.steps.trace import tracing
+    from aioserve.server.step_log.trace import tracing
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
         f"aioserve.server needs {_missing.name}: pip install 'aioserve[server]'",

@@ -27,8 +27,8 @@ from aioserve.server.middleware import NOT_FOUND, CallMiddleware, Listener
 from aioserve.server.ollama import answers as ollama
 from aioserve.server.ollama import embeddings as ollama_embeddings
 from aioserve.server.ollama.models import api_version, ps, show, tags
-from aioserve.server.openai.chat import chat
 from aioserve.server.openai.chat_batch import chat_batch
+from aioserve.server.openai.chat_completions import chat
 from aioserve.server.openai.completions import completions
 from aioserve.server.openai.embeddings import embeddings, pooling
 from aioserve.server.openai.errors import OPENAI_ERRORS
@@ -56,8 +56,8 @@ from aioserve.server.operations import (
 from aioserve.server.page import PAGE_PATHS, page_routes
 from aioserve.server.request_checks import checks_of
 from aioserve.server.settings import ServerSettings
-from aioserve.server.steps.endpoints import live, live_now, trace
-from aioserve.server.steps.recorder import StepRecorder
+from aioserve.server.step_log.endpoints import live, live_now, trace
+from aioserve.server.step_log.recorder import StepRecorder
 
 __all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "create_app"]
 

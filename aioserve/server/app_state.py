@@ -39,7 +39,7 @@ from aioserve.server.errors import ApiError
 from aioserve.server.openai.responses_api.store import ResponseStore
 from aioserve.server.pace import LoopTurns, Pace
 from aioserve.server.settings import ServerSettings
-from aioserve.server.steps.recorder import StepRecorder
+from aioserve.server.step_log.recorder import StepRecorder
 
 __all__ = ["SEND_SECONDS", "AppState", "Call", "Calls", "drain", "name_of"]
 

@@ -25,7 +25,7 @@ class DescriptorWatch:
     one, so a high number means that many are in use."""
 
     def __init__(self) -> None:
-        self._told_seconds: float | None = None
+        self._logged_seconds: float | None = None
 
     def taken(self, descriptor: int, now_seconds: float) -> None:
         """Log an error if the descriptor of a new connection is near the limit, at most once a
@@ -33,9 +33,9 @@ class DescriptorWatch:
         limit = _limit()
         if limit is None or descriptor < limit - FEW_LEFT:
             return
-        told = self._told_seconds
+        told = self._logged_seconds
         if told is None or now_seconds - told >= SECONDS_BETWEEN:
-            self._told_seconds = now_seconds
+            self._logged_seconds = now_seconds
             logger.error(
                 "this process may open %d file descriptors, and nearly all are in use: new "
                 "connections are dropped until some end (ulimit -n sets the limit)",

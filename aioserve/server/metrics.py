@@ -104,7 +104,7 @@ PHASE_GAUGES = {
     "bandwidth_use_ratio": ("bandwidth_use", "Bytes a second over peak_bytes_per_second"),
 }
 """Numbers of each phase, absent while they are None."""
-GUESSES = {
+DRAFT_TOKENS = {
     "drafted_tokens": ("tokens_drafted_total", "Draft tokens that steps verified"),
     "accepted_draft_tokens": ("tokens_accepted_total", "Draft tokens among them that were right"),
 }
@@ -181,7 +181,7 @@ def _phases(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _draft_counts(stats: EngineStats, drafter: str) -> Iterator[Metric]:
-    for name, (field, what) in GUESSES.items():
+    for name, (field, what) in DRAFT_TOKENS.items():
         family = CounterMetricFamily(f"aioserve_{name}", what, labels=["drafter", "position"])
         for position, count in enumerate(getattr(stats, field)):
             family.add_metric([drafter, str(position)], count)

@@ -44,7 +44,7 @@ from aioserve.simulation.cost import (
 from aioserve.simulation.cost_table_file import CostTableFile, read_cost_table
 from aioserve.simulation.step_noise import MAX_ORDER, NUM_RANKS
 from aioserve.traces.files import Lines, short
-from aioserve.traces.request import MAX_REQUEST_TOKENS
+from aioserve.traces.trace_request import MAX_REQUEST_TOKENS
 
 __all__ = [
     "MOST_MEDIAN_ERROR",

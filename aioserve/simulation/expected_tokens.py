@@ -7,14 +7,14 @@ from collections.abc import Sequence
 __all__ = ["counted_tokens", "expected_tokens"]
 
 
-def expected_tokens(acceptance: float, guesses: int) -> float:
-    """Return the expected tokens of a step that verifies `guesses` draft tokens.
+def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
+    """Return the expected tokens of a step that verifies `num_draft_tokens` draft tokens.
 
     Each draft token is right in a share `acceptance` of the steps in which those before it are. The
     sum is 1 + a + .. + a^k, which is (1 - a^(k+1)) / (1 - a). See Leviathan et al., "Fast Inference
     from Transformers via Speculative Decoding", ICML 2023, section 3.1.
     """
-    return sum([acceptance**place for place in range(guesses + 1)])
+    return sum([acceptance**place for place in range(num_draft_tokens + 1)])
 
 
 def counted_tokens(drafted: Sequence[int], accepted: Sequence[int]) -> list[float]:

@@ -22,7 +22,7 @@ from aioserve.simulation.decode_pass import DecodePass, decode_pass, frees_at_on
 from aioserve.simulation.roofline import RooflineCost
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import named
-from aioserve.traces.request import END_TOKEN
+from aioserve.traces.trace_request import END_TOKEN
 
 __all__ = ["LEAST_STEPS", "MAX_CLOCK_SECONDS", "Clock", "PassedSteps", "pass_steps"]
 

@@ -18,7 +18,7 @@ from aioserve.simulation.records import (
     SimulationResult,
     SpeculationMetrics,
 )
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 __all__ = [
     "Goodput",
@@ -55,7 +55,7 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True):
     deadline_seconds: tuple[float, ...] = ()
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The targets in words; empty without any."""
         asked = [
             ("first token within {} s", self.ttft_seconds, 1),

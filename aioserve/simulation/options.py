@@ -27,7 +27,7 @@ from aioserve.simulation.records import recorded_length
 from aioserve.simulation.speculation import acceptance_by_place
 from aioserve.simulation.timeline import Timeline
 from aioserve.traces.checks import check_int, named
-from aioserve.traces.request import TraceRequest, checked_requests
+from aioserve.traces.trace_request import TraceRequest, checked_requests
 from aioserve.traces.workload import WorkloadOptions
 
 __all__ = [

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from aioserve.errors import TraceError
 from aioserve.simulation.cost import StepsOutside
 from aioserve.simulation.gaps import Spread
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 __all__ = [
     "Arrivals",

@@ -46,12 +46,12 @@ from aioserve.simulation.records import (
     SimulationResult,
     recorded_length,
 )
-from aioserve.simulation.speculation import SimulatedGuesses
+from aioserve.simulation.speculation import SimulatedDrafts
 from aioserve.simulation.timeline import Timeline
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, StepPlan
 from aioserve.traces.checks import named
-from aioserve.traces.request import END_TOKEN, TraceRequest
+from aioserve.traces.trace_request import END_TOKEN, TraceRequest
 
 __all__ = ["simulate"]
 
@@ -159,10 +159,10 @@ class _Run:
         self.not_started: set[int] = set()
         self.deadlines: list[tuple[float, int]] = []
         """Deadlines of requests, the next one first; the requests may have ended since."""
-        self.guesses: SimulatedGuesses | None = None
+        self.drafts: SimulatedDrafts | None = None
         if options.speculation_max_tokens:
-            self.guesses = SimulatedGuesses(options.acceptance, options.acceptance_seed)
-            self.guesses.check(ordered)
+            self.drafts = SimulatedDrafts(options.acceptance, options.acceptance_seed)
+            self.drafts.check(ordered)
         self.outcomes: deque[StepOutcome] = deque()
         """Outcomes of the steps in flight, if there are draft tokens."""
         self.token_gaps = TokenGaps()
@@ -228,7 +228,7 @@ class _Run:
             steps_outside=self.cost.outside if isinstance(self.cost, TableSteps) else None,
             pages_swapped_out=usage.pages_swapped_out_total if memory.copies_evicted else None,
             pages_swapped_in=usage.pages_swapped_in_total if memory.copies_evicted else None,
-            speculation=None if self.guesses is None else self.guesses.metrics(counters),
+            speculation=None if self.drafts is None else self.drafts.metrics(counters),
         )
 
     def _submit_arrived(self) -> None:
@@ -278,8 +278,8 @@ class _Run:
             if request.deadline_seconds is not None:
                 deadline = request.arrival_seconds + request.deadline_seconds
                 heappush(self.deadlines, (deadline, sequence_id))
-            if self.guesses is not None:
-                self.guesses.submitted(sequence_id, request)
+            if self.drafts is not None:
+                self.drafts.submitted(sequence_id, request)
             self.active[sequence_id] = record
             self.submitted_at_tokens[sequence_id] = scheduler.counters.tokens_processed
             self.not_started.add(sequence_id)
@@ -311,8 +311,8 @@ class _Run:
     def _launch(self, plan: StepPlan) -> float:
         """Start a step when the one before it ends; return when it will end itself."""
         started = max(self.now, self.last_end)
-        if self.guesses is not None:
-            plan, outcome = self.guesses.taken(plan, self.own_tokens, self.end_positions)
+        if self.drafts is not None:
+            plan, outcome = self.drafts.taken(plan, self.own_tokens, self.end_positions)
             self.outcomes.append(outcome)
         self.last_end = self._end_of(plan, started)
         self.step_seconds.append(self.last_end - started)
@@ -335,17 +335,17 @@ class _Run:
     def _finish_step(self, end: float) -> None:
         self.now = end
         plan, active = self.pipeline.in_flight[0], self.active
-        if self.guesses is None:
+        if self.drafts is None:
             outcome = self._outcome(plan)
-            self.scheduler.state.times.took(plan, self.step_seconds.popleft())
+            self.scheduler.state.times.record(plan, self.step_seconds.popleft())
         else:
             outcome = self.outcomes.popleft()
             # The scheduler learns how many draft tokens are worth their time.
             self.scheduler.charge(plan, self.step_seconds.popleft())
         updates = self.pipeline.finish(outcome, self.now)
         sequence_ids = list(dict.fromkeys([progress.sequence_id for progress in updates]))
-        if self.guesses is not None:
-            self.guesses.sequence_steps += len(sequence_ids)
+        if self.drafts is not None:
+            self.drafts.sequence_steps += len(sequence_ids)
         self.token_gaps.add(sequence_ids, (self.now,))
         for progress in updates:
             record = active[progress.sequence_id]
@@ -444,8 +444,8 @@ class _Run:
 
     def _end(self, sequence_id: int, ending: Ending) -> None:
         record = self.active.pop(sequence_id)
-        if self.guesses is not None:
-            self.guesses.ended(sequence_id)
+        if self.drafts is not None:
+            self.drafts.ended(sequence_id)
         self.prompt_tokens -= record.request.prompt_tokens
         if sequence_id in self.submitted_at_tokens:
             record.wait_tokens = self._waited_tokens(sequence_id, ())

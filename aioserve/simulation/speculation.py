@@ -24,9 +24,9 @@ from aioserve.scheduling.updates import SchedulerCounters
 from aioserve.simulation.records import SpeculationMetrics
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
-from aioserve.traces.request import END_TOKEN, TraceRequest
+from aioserve.traces.trace_request import END_TOKEN, TraceRequest
 
-__all__ = ["MAX_PLACES", "SimulatedGuesses", "acceptance_by_place"]
+__all__ = ["MAX_PLACES", "SimulatedDrafts", "acceptance_by_place"]
 
 MAX_PLACES = 64
 """Most chances that differ by place."""
@@ -58,7 +58,7 @@ def _chance(part: float | str, given: float | str) -> float:
     return chance
 
 
-class SimulatedGuesses:
+class SimulatedDrafts:
     """Draft tokens for all requests of one run.
 
     `acceptance` is that of every request; None: each has its own, which the trace tells. Raises
@@ -108,7 +108,7 @@ class SimulatedGuesses:
         for start in plan.started_slots:
             if start.drafting is not None:
                 self._reached[start.slot] = len(start.drafting.known_ids)
-        items = [self._settled(item) for item in plan.items]
+        items = [self._from_reached(item) for item in plan.items]
         token_ids: list[int] = []
         token_counts: dict[int, int] = {}
         drafted: dict[int, int] = {}
@@ -138,20 +138,20 @@ class SimulatedGuesses:
         drafted, accepted = counters.drafted, counters.accepted
         return SpeculationMetrics.of(drafted, accepted, tokens, self.sequence_steps)
 
-    def _settled(self, item: WorkItem) -> WorkItem:
+    def _from_reached(self, item: WorkItem) -> WorkItem:
         if item.kind is not ItemKind.VERIFY:
             return item
         return replace(item, start=self._reached[item.slot] - 1)
 
-    def _num_right(self, sequence_id: int, position: int, guesses: int) -> int:
+    def _num_right(self, sequence_id: int, position: int, num_draft_tokens: int) -> int:
         """Return the number of draft tokens before the first wrong one; those after the end are
         wrong.
         """
         prompt_tokens, draws, chances = self._requests[sequence_id]
         first = position - prompt_tokens
-        for place in range(guesses):
+        for place in range(num_draft_tokens):
             if first + place >= len(draws):
                 return place
             if draws[first + place] >= chances[min(place, len(chances) - 1)]:
                 return place
-        return guesses
+        return num_draft_tokens

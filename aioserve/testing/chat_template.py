@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 
 __all__ = ["chat_template"]
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from aioserve.drafting.drafter import DraftedSequence, Drafter, TokenIds
-from aioserve.drafting.guarded import checked_branches, checked_guesses
+from aioserve.drafting.guarded import checked_branches, checked_draft_tokens
 from aioserve.errors import ConfigError
 from aioserve.isolation import NotAnAnswer, shown
 from aioserve.plugins import check_drafter_object
@@ -74,19 +74,19 @@ def check_drafter(make_drafter: Callable[[], Drafter], *, max_examples: int = 10
 
     def check(events: list[Event]) -> None:
         groups = list(_calls_of(events))
-        guessed = _replay(make_drafter(), groups)
+        first_drafts = _replay(make_drafter(), groups)
         again = _replay(make_drafter(), groups)
-        _compare(groups, guessed, again, "a new one that hears the same")
+        _compare(groups, first_drafts, again, "a new one that hears the same")
         at_once = _replay(make_drafter(), groups, at_once=True)
-        _compare(groups, guessed, at_once, "one that is asked about all slots at once")
+        _compare(groups, first_drafts, at_once, "one that is asked about all slots at once")
         if drafter.is_quick:
             twice = _replay(make_drafter(), groups, times=2)
-            _compare(groups, guessed, twice, "one that is asked twice")
+            _compare(groups, first_drafts, twice, "one that is asked twice")
         for namespace in NAMESPACES:
             own = [_alone(group, namespace) for group in groups]
             alone = _replay(make_drafter(), own)
             told = f"one that hears of namespace {namespace!r} alone, in other slots"
-            _compare(groups, guessed, alone, told)
+            _compare(groups, first_drafts, alone, told)
 
     failed = smallest_failure(
         _workloads(), check, max_examples, max_smaller=MAX_SMALLER, size_of=_num_calls
@@ -241,7 +241,7 @@ def _ids(token_ids: Sequence[int]) -> TokenIds:
 
 # -- results
 
-Guesses = dict[tuple[int, int], list[Any]]
+Drafts = dict[tuple[int, int], list[Any]]
 """Draft tokens by the number of their group and their slot, with a list for each branch after
 them. Slots are counted from 0 wherever they begin.
 """
@@ -249,11 +249,11 @@ them. Slots are counted from 0 wherever they begin.
 
 def _replay(
     drafter: Drafter, groups: Sequence[Group], *, at_once: bool = False, times: int = 1
-) -> Guesses:
+) -> Drafts:
     """Return the draft tokens of all calls. Each draft is asked for `times` times, and the last
     counts.
     """
-    guesses: Guesses = {}
+    drafts: Drafts = {}
     for number, group in enumerate(groups):
         whole = at_once and group and group[0].method in ("extend", "draft")
         for calls in [group] if whole else [[call] for call in group]:
@@ -262,9 +262,9 @@ def _replay(
                     answers = _answers(drafter, calls, at_once=bool(whole))
                 for call, answer in zip(calls, answers, strict=True):
                     if call.method == "draft":
-                        found = checked_guesses(answer, call.argument, NO_VOCAB_SIZE)
+                        found = checked_draft_tokens(answer, call.argument, NO_VOCAB_SIZE)
                         branches = _branches(drafter, call.slot, call.argument - len(found))
-                        guesses[number, call.slot % SLOTS] = [*found, *branches]
+                        drafts[number, call.slot % SLOTS] = [*found, *branches]
             except KeyboardInterrupt:
                 raise
             except NotAnAnswer as error:
@@ -272,7 +272,7 @@ def _replay(
                 raise _failure(groups[: number + 1], f"answered {shown(answer)}, {why}") from None
             except BaseException as error:
                 raise _failure(groups[: number + 1], f"raised {shown(error)}") from error
-    return guesses
+    return drafts
 
 
 def _branches(drafter: Drafter, slot: int, left: int) -> list[list[int]]:
@@ -297,13 +297,13 @@ def _answers(drafter: Drafter, calls: Sequence[Call], *, at_once: bool) -> Seque
     return answers
 
 
-def _compare(groups: Sequence[Group], guessed: Guesses, others: Guesses, who: str) -> None:
-    """Raise if `others`, drafted in these calls by another object, differ from `guessed`."""
+def _compare(groups: Sequence[Group], first_drafts: Drafts, others: Drafts, who: str) -> None:
+    """Raise if `others`, drafted in these calls by another object, differ from `first_drafts`."""
     for (number, slot), found in others.items():
-        if found != guessed[number, slot]:
+        if found != first_drafts[number, slot]:
             raise _failure(
                 groups[: number + 1],
-                f"answered {found}, and {guessed[number, slot]} elsewhere: the first is {who}",
+                f"answered {found}, and {first_drafts[number, slot]} elsewhere: the first is {who}",
             )
 
 

@@ -312,7 +312,7 @@ class _Run:
             for progress in pipeline.fail("planted"):
                 self._end(progress.sequence_id)
             return
-        self.scheduler.state.times.took(plan, STEP_SECONDS)
+        self.scheduler.state.times.record(plan, STEP_SECONDS)
         for progress in pipeline.finish(self.device.execute(plan), now_seconds):
             if progress.token_id is not None:
                 self.received[progress.sequence_id].append(progress.token_id)

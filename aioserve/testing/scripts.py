@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aioserve.execution.runner import Asked
+from aioserve.execution.runner import CheckedRequest
 from aioserve.sampling.masks import Mask
 from aioserve.testing.answers import Answers, FakeRequest, NoAnswerError
 from aioserve.testing.embeddings import Embeddings, Vector
@@ -78,7 +78,7 @@ class Scripts:
         self._end_id = end_id
         self._requests = requests
 
-    def script(self, asked: Asked) -> Script:
+    def script(self, asked: CheckedRequest) -> Script:
         """Make the script of a request: a `LoadedModel.script`."""
         prompt = asked.prompt
         if not asked.answers:

@@ -276,12 +276,12 @@ class SimLoop(asyncio.BaseEventLoop):
             try:
                 result: T | BaseException = func(*args)
             except BaseException as error:
-                settle, result = future.set_exception, error
+                resolve, result = future.set_exception, error
             else:
-                settle = future.set_result
+                resolve = future.set_result
             if not self.is_closed():
                 thread = threading.current_thread()
-                self.call_soon_threadsafe(self._end_work, future, thread, settle, result)
+                self.call_soon_threadsafe(self._end_work, future, thread, resolve, result)
 
         name = f"simulated work {len(self._work)}"
         self._work.append(threading.Thread(target=work, name=name, daemon=True))
@@ -294,13 +294,13 @@ class SimLoop(asyncio.BaseEventLoop):
         self,
         future: asyncio.Future[T],
         thread: threading.Thread,
-        settle: Callable[[Any], None],
+        resolve: Callable[[Any], None],
         result: T | BaseException,
     ) -> None:
         self._at_work.discard(thread)
         self._have_called.discard(thread)
         if not future.cancelled():
-            settle(result)
+            resolve(result)
 
     def _wait_for_threads(self) -> None:
         """Start threads one by one, and wait until each has done its work or called the loop."""

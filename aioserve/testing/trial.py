@@ -25,8 +25,8 @@ from aioserve.simulation.request_rows import RequestFile, check_requests_file, i
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
 from aioserve.traces.checks import named
-from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import WORKLOADS
+from aioserve.traces.trace_request import TraceRequest
 from aioserve.traces.workload import workload
 
 __all__ = ["Trial", "replay"]

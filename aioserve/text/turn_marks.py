@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 
 from aioserve.errors import InvalidPromptError, RequestFailedError
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["unended_mark"]

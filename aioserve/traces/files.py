@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from aioserve.errors import TraceError
 from aioserve.isolation import shown
-from aioserve.traces.request import (
+from aioserve.traces.trace_request import (
     MAX_ARRIVAL_SECONDS,
     MAX_ASKED_TOKENS,
     MAX_REQUEST_TOKENS,

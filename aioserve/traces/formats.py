@@ -43,7 +43,7 @@ from msgspec.structs import replace
 
 from aioserve.errors import TraceError
 from aioserve.traces.files import CsvRow, Lines, begins_with, columns_missing, csv_rows, short
-from aioserve.traces.request import (
+from aioserve.traces.trace_request import (
     MAX_ARRIVAL_SECONDS,
     MAX_ASKED_TOKENS,
     MAX_BLOCK_IDS,
@@ -286,7 +286,7 @@ def _lengths(lines: Lines) -> list[TraceRequest]:
     return found.requests
 
 
-class _Asked(msgspec.Struct, frozen=True, kw_only=True, rename={"request_class": "class"}):
+class _RequestFields(msgspec.Struct, frozen=True, kw_only=True, rename={"request_class": "class"}):
     """Fields of a request in any JSON format that may be missing."""
 
     tenant: Name = ""
@@ -301,10 +301,10 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True, rename={"request_class":
     @property
     def asked(self) -> dict[str, Any]:
         """Fields that may be missing, by the names that a `TraceRequest` has."""
-        return {name: getattr(self, name) for name in _Asked.__struct_fields__}
+        return {name: getattr(self, name) for name in _RequestFields.__struct_fields__}
 
 
-class _MooncakeRow(_Asked, frozen=True):
+class _MooncakeRow(_RequestFields, frozen=True):
     timestamp: Milliseconds
     input_length: Positive
     output_length: Output
@@ -312,7 +312,7 @@ class _MooncakeRow(_Asked, frozen=True):
 
 
 class _AgenticRequest(
-    _Asked,
+    _RequestFields,
     frozen=True,
     tag_field="type",
     tag="n",

@@ -15,7 +15,7 @@ from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.sampling_params import MAX_SEED
 from aioserve.traces.checks import check_int, check_number
-from aioserve.traces.request import MAX_ARRIVAL_SECONDS, MAX_RATE, TraceRequest
+from aioserve.traces.trace_request import MAX_ARRIVAL_SECONDS, MAX_RATE, TraceRequest
 
 __all__ = ["WORKLOADS", "synthetic_trace"]
 

@@ -19,7 +19,8 @@ from aioserve.isolation import shown
 from aioserve.sampling_params import MAX_SEED
 from aioserve.traces.checks import check_int, check_number, number_in
 from aioserve.traces.formats import read_trace
-from aioserve.traces.request import (
+from aioserve.traces.synthetic import synthetic_trace
+from aioserve.traces.trace_request import (
     MAX_ARRIVAL_SECONDS,
     MAX_ASKED_TOKENS,
     MAX_RATE,
@@ -30,7 +31,6 @@ from aioserve.traces.request import (
     checked_requests,
     with_scaled_lengths,
 )
-from aioserve.traces.synthetic import synthetic_trace
 
 __all__ = [
     "ARRIVALS",

@@ -49,7 +49,7 @@ void NgramIndex::grow(Table& table, size_t length) {
         if (end != 0) table.ends[place_of(table, length, end)] = end;
 }
 
-std::vector<Token> NgramIndex::guess(size_t num_tokens) const {
+std::vector<Token> NgramIndex::draft(size_t num_tokens) const {
     const auto found = std::find_if(tables_.rbegin(), tables_.rend(),
                                     [](const Table& table) { return table.before != 0; });
     if (found == tables_.rend()) return {};
@@ -93,10 +93,10 @@ void NgramDrafter::extend(Slot slot, std::span<const Token> tokens) { slots_[slo
 std::vector<Token> NgramDrafter::draft(Slot slot, size_t limit) const {
     const Sequence& sequence = slots_[slot];
     if (sequence.prediction) {
-        std::vector<Token> tokens = sequence.prediction->guess(limit);
+        std::vector<Token> tokens = sequence.prediction->draft(limit);
         if (!tokens.empty()) return tokens;
     }
-    return sequence.known.guess(limit);
+    return sequence.known.draft(limit);
 }
 
 void NgramDrafter::end(Slot slot) {

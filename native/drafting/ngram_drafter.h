@@ -1,4 +1,4 @@
-// Guesses from the last place where the last few tokens stood before.
+// Drafts from the last place where the last few tokens stood before.
 
 #pragma once
 
@@ -21,8 +21,8 @@ class NgramIndex {
 
     void append(Token token);
     // What follows the longest of the last runs that stood before, where it stood last. Goes on from
-    // the end of the text into the guess.
-    std::vector<Token> guess(size_t num_tokens) const;
+    // the end of the text into the draft.
+    std::vector<Token> draft(size_t num_tokens) const;
 
     size_t num_bytes() const;
 

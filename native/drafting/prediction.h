@@ -26,9 +26,9 @@ class Prediction {
     }
 
     // None where neither all of the answer nor its last two tokens stand in the prediction.
-    std::vector<Token> guess(size_t num_tokens) const {
+    std::vector<Token> draft(size_t num_tokens) const {
         if (match_.length < std::min<size_t>(2, num_followed_)) return {};
-        return tree_.guess_behind(match_, num_tokens, 0).tokens;
+        return tree_.draft_behind(match_, num_tokens, 0).tokens;
     }
 
     size_t num_bytes() const { return tree_.num_bytes(); }

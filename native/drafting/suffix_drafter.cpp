@@ -59,18 +59,18 @@ void SuffixDrafter::catch_up(Sequence& sequence, const SuffixTree& tree) const {
 std::vector<Token> SuffixDrafter::draft(Slot slot, size_t limit) {
     Sequence& sequence = slots_[slot];
     if (sequence.prediction) {
-        std::vector<Token> tokens = sequence.prediction->guess(limit);
+        std::vector<Token> tokens = sequence.prediction->draft(limit);
         if (!tokens.empty()) return tokens;
     }
-    const GuessLimits limits{.tokens = limit,
+    const DraftLimits limits{.tokens = limit,
                              .factor = options_.max_factor,
                              .min_probability = options_.min_probability};
-    Guess best;
+    Draft best;
     const std::span<const Token> text = sequence.known.text();
-    sequence.known.guess(sequence.known.active(), text.data() + text.size(), limits, best);
+    sequence.known.draft(sequence.known.active(), text.data() + text.size(), limits, best);
     if (const SuffixTree* tree = answers_.tree_of(sequence.name_space)) {
         catch_up(sequence, *tree);
-        tree->guess(sequence.match, sequence.answer.data() + sequence.answer.size(), limits, best);
+        tree->draft(sequence.match, sequence.answer.data() + sequence.answer.size(), limits, best);
     }
     return std::move(best.tokens);
 }

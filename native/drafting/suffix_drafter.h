@@ -1,4 +1,4 @@
-// Guesses from suffix trees: of each sequence, of its prediction, and of recent answers.
+// Drafts from suffix trees: of each sequence, of its prediction, and of recent answers.
 
 #pragma once
 

@@ -60,32 +60,32 @@ void SuffixTree::follow(Match& match, const Token* end) const {
     }
 }
 
-Guess SuffixTree::guess_behind(const Match& match, size_t num_tokens,
+Draft SuffixTree::draft_behind(const Match& match, size_t num_tokens,
                                double min_probability) const {
-    Guess guess;
-    guess.tokens.reserve(num_tokens);
+    Draft draft;
+    draft.tokens.reserve(num_tokens);
     double probability = 1;
     NodeId id = match.node;
-    for (uint32_t length = match.length; guess.tokens.size() < num_tokens; ++length) {
+    for (uint32_t length = match.length; draft.tokens.size() < num_tokens; ++length) {
         if (length == nodes_[id].depth && nodes_[id].best != kNone) {
             const NodeId best = nodes_[id].best;
             probability *= static_cast<double>(nodes_[best].count) / nodes_[id].count;
             if (probability < min_probability) break;
             id = best;
         }
-        // Behind a leaf as its last window goes on, and from the end of the text into the guess.
+        // Behind a leaf as its last window goes on, and from the end of the text into the draft.
         const size_t place = index(nodes_[id].last + length);
         const Token token =
-            place < text_.size() ? text_[place] : guess.tokens[place - text_.size()];
+            place < text_.size() ? text_[place] : draft.tokens[place - text_.size()];
         if (token < 0) break;
-        guess.tokens.push_back(token);
-        guess.expected += probability;
+        draft.tokens.push_back(token);
+        draft.expected += probability;
     }
-    return guess;
+    return draft;
 }
 
-void SuffixTree::guess(Match match, const Token* end, const GuessLimits& limits,
-                       Guess& best) const {
+void SuffixTree::draft(Match match, const Token* end, const DraftLimits& limits,
+                       Draft& best) const {
     uint32_t count = 0;
     for (; match.length > 0; match = suffix(match, end)) {
         const double most =
@@ -94,8 +94,8 @@ void SuffixTree::guess(Match match, const Token* end, const GuessLimits& limits,
         // A suffix that stands nowhere else is followed by the same.
         if (nodes_[match.node].count == count) continue;
         count = nodes_[match.node].count;
-        Guess guess = guess_behind(match, static_cast<size_t>(most), limits.min_probability);
-        if (guess.expected > best.expected) best = std::move(guess);
+        Draft draft = draft_behind(match, static_cast<size_t>(most), limits.min_probability);
+        if (draft.expected > best.expected) best = std::move(draft);
     }
 }
 

@@ -27,13 +27,13 @@ class DraftingError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-struct GuessLimits {
+struct DraftLimits {
     size_t tokens;           // at most so many,
     double factor;           // and at most so many for each token of the match
-    double min_probability;  // of the whole guess
+    double min_probability;  // of the whole draft
 };
 
-struct Guess {
+struct Draft {
     std::vector<Token> tokens;
     double expected = 0;  // how many of them come true, if counts are probabilities
 };
@@ -84,9 +84,9 @@ class SuffixTree {
     // Takes `match` on to the longest suffix that ends before `end` and stands here, one token more.
     void follow(Match& match, const Token* end) const;
     // Replaces `best` by what follows `match`, or a suffix of it, where more is expected of that.
-    void guess(Match match, const Token* end, const GuessLimits& limits, Guess& best) const;
+    void draft(Match match, const Token* end, const DraftLimits& limits, Draft& best) const;
     // What follows `match` alone, whatever its length.
-    Guess guess_behind(const Match& match, size_t num_tokens, double min_probability) const;
+    Draft draft_behind(const Match& match, size_t num_tokens, double min_probability) const;
 
     std::span<const Token> text() const { return text_; }
     std::span<const Token> text(Position start, size_t length) const {
@@ -112,7 +112,7 @@ class SuffixTree {
         Position last = 0;      // the last of them
         NodeId link = kNone;    // the node without the first token; none at leaves
         // The child with the highest count, of equals the one that came last; none at leaves, and at
-        // the root, since nothing is guessed behind no match.
+        // the root, since nothing is drafted behind no match.
         NodeId best = kNone;
         uint32_t num_children = 0;
     };

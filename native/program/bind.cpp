@@ -31,8 +31,8 @@ ValueId embedding(Program& self, Address table, int64_t vocab, int64_t columns) 
     return self.embedding(at(table), vocab, columns);
 }
 
-ValueId spread(Program& self, ValueId x, Address columns, int64_t size) {
-    return self.spread(x, at<int64_t>(columns), size);
+ValueId scatter_columns(Program& self, ValueId x, Address columns, int64_t size) {
+    return self.scatter_columns(x, at<int64_t>(columns), size);
 }
 
 void add_positions(Program& self, ValueId x, Address table, int64_t positions) {
@@ -103,9 +103,9 @@ void bind_program(nb::module_& m) {
              "head_dim"_a, "rank"_a = 0)
         .def("embedding", &embedding)
         .def("packed_embedding", &Program::packed_embedding, nb::keep_alive<1, 2>())
-        .def("given", &Program::given)
-        .def("beside", &Program::beside)
-        .def("spread", &spread)
+        .def("hidden_in", &Program::hidden_in)
+        .def("concat", &Program::concat)
+        .def("scatter_columns", &scatter_columns)
         .def("add_positions", &add_positions)
         .def("add", &Program::add)
         .def("scale", &Program::scale)
@@ -125,7 +125,7 @@ void bind_program(nb::module_& m) {
         .def("sigmoid_scale", &Program::sigmoid_scale)
         .def("logit_rows", &Program::logit_rows)
         .def("soft_cap", &Program::soft_cap)
-        .def("keep", &Program::keep)
+        .def("tap", &Program::tap)
         .def("finish", &Program::finish)
         .def("run", &run, ReleaseGil())
         .def("measure", &Program::measure)

@@ -81,7 +81,7 @@ void PickPackedTokens::append(const Frame& frame) const {
     frame.phases.add(1, [=](int64_t) { from->gather(ids, count, out); });
 }
 
-void Given::append(const Frame& frame) const {
+void HiddenIn::append(const Frame& frame) const {
     const ValueId to = writes[0];
     const int64_t row_bytes = frame.values[to].row_bytes;
     ops::append_copy_rows(frame.phases, frame.inputs.given, frame.rows(to), row_bytes,
@@ -125,7 +125,7 @@ void PickLogitRows::append(const Frame& frame) const {
                      frame.at(writes[0]));
 }
 
-void Beside::append(const Frame& frame) const {
+void Concat::append(const Frame& frame) const {
     const Value& out = frame.values[writes[0]];
     char* to = frame.at<char>(writes[0]);
     for (const ValueId from : reads) {
@@ -136,13 +136,13 @@ void Beside::append(const Frame& frame) const {
     }
 }
 
-void Spread::append(const Frame& frame) const {
+void ScatterColumns::append(const Frame& frame) const {
     const ValueId x = reads[0], out = writes[0];
     ops::append_spread(frame.phases, frame.at<float>(x), frame.rows(x), frame.values[x].columns,
                        columns, frame.values[out].columns, frame.at<float>(out));
 }
 
-void Keep::append(const Frame& frame) const {
+void Tap::append(const Frame& frame) const {
     const Value& x = frame.values[reads[0]];
     char* const to = frame.states + column * (x.row_bytes / x.columns);
     ops::append_copy_rows(frame.phases, frame.at(reads[0]), frame.rows(reads[0]), x.row_bytes, to,

@@ -29,8 +29,8 @@ struct PickPackedTokens : Op {
 };
 
 // Rows that a run is given beside its tokens.
-struct Given : Op {
-    explicit Given(ValueId to) : Op(Kind::rowwise, {}, {to}) {}
+struct HiddenIn : Op {
+    explicit HiddenIn(ValueId to) : Op(Kind::rowwise, {}, {to}) {}
     void append(const Frame& frame) const override;
 };
 
@@ -64,22 +64,22 @@ struct PickLogitRows : Op {
 };
 
 // The columns of x, then those of y.
-struct Beside : Op {
-    Beside(ValueId x, ValueId y, ValueId out) : Op(Kind::rowwise, {x, y}, {out}) {}
+struct Concat : Op {
+    Concat(ValueId x, ValueId y, ValueId out) : Op(Kind::rowwise, {x, y}, {out}) {}
     void append(const Frame& frame) const override;
 };
 
 // Column i of x becomes column columns[i], which differ; the others are -inf.
-struct Spread : Op {
-    Spread(ValueId x, ValueId out, const int64_t* columns_)
+struct ScatterColumns : Op {
+    ScatterColumns(ValueId x, ValueId out, const int64_t* columns_)
         : Op(Kind::rowwise, {x}, {out}), columns(columns_) {}
     void append(const Frame& frame) const override;
     const int64_t* columns;
 };
 
 // Copies x to some columns of what is kept of the step.
-struct Keep : Op {
-    Keep(ValueId x, int64_t column_) : Op(Kind::rowwise, {x}, {}), column(column_) {}
+struct Tap : Op {
+    Tap(ValueId x, int64_t column_) : Op(Kind::rowwise, {x}, {}), column(column_) {}
     void append(const Frame& frame) const override;
     int64_t column;
 };

@@ -63,12 +63,12 @@ ValueId Program::packed_embedding(const linear::LinearKernel& table, int64_t voc
     return to;
 }
 
-ValueId Program::given(int64_t columns) {
+ValueId Program::hidden_in(int64_t columns) {
     if (given_columns_) refuse("is given rows once");
     if (columns < 1) refuse("is given rows of at least one column");
     given_columns_ = columns;
     const ValueId to = add_value(false, columns);
-    ops_.push_back(std::make_unique<Given>(to));
+    ops_.push_back(std::make_unique<HiddenIn>(to));
     return to;
 }
 
@@ -241,24 +241,24 @@ bool Program::is_own_dtype(const Value& value) const {
     return value.row_bytes == (dtype_ == ops::DType::float32 ? 4 : 2) * value.columns;
 }
 
-ValueId Program::beside(ValueId x, ValueId y) {
+ValueId Program::concat(ValueId x, ValueId y) {
     const Value &left = check(x), &right = check(y);
     if (left.logit_rows_only != right.logit_rows_only || !is_own_dtype(left) || !is_own_dtype(right))
         refuse("has values of its dtype and of the same rows side by side");
     const ValueId out = add_value(left.logit_rows_only, left.columns + right.columns);
-    ops_.push_back(std::make_unique<Beside>(x, y, out));
+    ops_.push_back(std::make_unique<Concat>(x, y, out));
     return out;
 }
 
-ValueId Program::spread(ValueId x, const int64_t* columns, int64_t size) {
+ValueId Program::scatter_columns(ValueId x, const int64_t* columns, int64_t size) {
     const Value& value = check(x);
     if (value.row_bytes != 4 * value.columns) refuse("spreads float32 columns alone");
     const ValueId out = add_value(value.logit_rows_only, size, true);
-    ops_.push_back(std::make_unique<Spread>(x, out, columns));
+    ops_.push_back(std::make_unique<ScatterColumns>(x, out, columns));
     return out;
 }
 
-void Program::keep(ValueId x, int64_t column) {
+void Program::tap(ValueId x, int64_t column) {
     const Value& value = check(x);
     if (!is_own_dtype(value) || column < 0)
         refuse("keeps values of its dtype, from column 0 on");
@@ -266,7 +266,7 @@ void Program::keep(ValueId x, int64_t column) {
         refuse("keeps values with a row for each token, or values of the logit rows alone");
     keeps_logit_rows_ = value.logit_rows_only;
     state_columns_ = std::max(state_columns_, column + value.columns);
-    ops_.push_back(std::make_unique<Keep>(x, column));
+    ops_.push_back(std::make_unique<Tap>(x, column));
 }
 
 void Program::finish(ValueId logits) {

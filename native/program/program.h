@@ -32,7 +32,7 @@ class Program {
     ValueId embedding(const void* table, int64_t vocab, int64_t columns);
     ValueId packed_embedding(const linear::LinearKernel& table, int64_t vocab, int64_t columns);
     // The rows that each run is given: once in a program.
-    ValueId given(int64_t columns);
+    ValueId hidden_in(int64_t columns);
     void add_positions(ValueId x, const void* table, int64_t positions);
     void add(ValueId x, ValueId y);
     void scale(ValueId x, float factor);
@@ -77,12 +77,12 @@ class Program {
     ValueId logit_rows(ValueId x);
     void soft_cap(ValueId x, float cap);
     // x and y side by side, both of the program's dtype.
-    ValueId beside(ValueId x, ValueId y);
+    ValueId concat(ValueId x, ValueId y);
     // Columns of x, which is float32, to others of `size`, which are -inf where none of x's goes.
-    ValueId spread(ValueId x, const int64_t* columns, int64_t size);
+    ValueId scatter_columns(ValueId x, const int64_t* columns, int64_t size);
     // Copies x, which has the program's dtype, to the columns from `column` on of what a run keeps:
     // of each token or of each logit row, the same in all of a program.
-    void keep(ValueId x, int64_t column);
+    void tap(ValueId x, int64_t column);
 
     // Ends the recording: `logits` is what a run leaves. Fuses and places.
     void finish(ValueId logits);

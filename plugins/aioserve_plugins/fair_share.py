@@ -94,13 +94,13 @@ class FairShare(SchedulingPolicy):
         it comes while none waits."""
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        self._settle()
+        self._charge_all_generated()
         return self._by_service(waiting, self._counters)
 
     def preempt(self, running: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         if self.lead_tokens is None or not view.num_waiting:
             return ()
-        self._settle()
+        self._charge_all_generated()
         most = max(self._excess(tenant) for tenant in {request.tenant for request in running})
         behind = [t for t in self._live if self._counter(t) < most]
         if not any(self._is_backlogged(tenant) for tenant in behind):
@@ -182,7 +182,7 @@ class FairShare(SchedulingPolicy):
         return budget_tokens
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
-        self._settle()
+        self._charge_all_generated()
         backlogged = self._backlogged()
         self._rise()
         least = min((self._counter(tenant) for tenant in backlogged), default=self._level)
@@ -225,7 +225,7 @@ class FairShare(SchedulingPolicy):
             del self._idle[longest]
             self._counters.pop(longest, None)
 
-    def _settle(self) -> None:
+    def _charge_all_generated(self) -> None:
         for request in self._charged:
             self._charge_generated(request)
 

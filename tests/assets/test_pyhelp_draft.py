@@ -1,4 +1,4 @@
-"""The embedded draft: its files, and that it guesses what the embedded model says."""
+"""The embedded draft: its files, and that it drafts what the embedded model says."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_it_has_the_tokens_and_ends_of_the_embedded_model(directory: Path) -> No
     assert draft.max_position_embeddings == model.max_position_embeddings
 
 
-def test_it_guesses_most_tokens_of_the_answers(directory: Path) -> None:
+def test_it_drafts_most_tokens_of_the_answers(directory: Path) -> None:
     model = model_path("pyhelp")
     assert model is not None
     tokenizer = Tokenizer.from_directory(model)
@@ -65,9 +65,9 @@ def test_it_guesses_most_tokens_of_the_answers(directory: Path) -> None:
         prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         asked, whole = (tokenizer.encode(text) for text in (prompt, f"{prompt}{answer}<|im_end|>"))
         logits = PagedRun(draft).step({"a": list(whole)})["a"]
-        guessed = logits.argmax(-1).tolist()[len(asked) - 1 : -1]
+        drafted = logits.argmax(-1).tolist()[len(asked) - 1 : -1]
         wanted = list(whole)[len(asked) :]
-        right += sum(a == b for a, b in zip(guessed, wanted, strict=True))
+        right += sum(a == b for a, b in zip(drafted, wanted, strict=True))
         count += len(wanted)
     assert right / count >= LEAST_SHARE
 

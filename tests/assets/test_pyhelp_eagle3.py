@@ -1,4 +1,4 @@
-"""The embedded head: its files, and that it guesses what the embedded model says."""
+"""The embedded head: its files, and that it drafts what the embedded model says."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_size(directory: Path) -> None:
     assert total <= MAX_BYTES
 
 
-def test_it_guesses_most_tokens_of_the_answers(directory: Path) -> None:
+def test_it_drafts_most_tokens_of_the_answers(directory: Path) -> None:
     model = model_path("pyhelp")
     assert model is not None
     tokenizer = Tokenizer.from_directory(model)
@@ -51,15 +51,15 @@ def test_it_guesses_most_tokens_of_the_answers(directory: Path) -> None:
         prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         asked, whole = (tokenizer.encode(text) for text in (prompt, f"{prompt}{answer}<|im_end|>"))
         PagedRun(target).step({"a": list(whole)})
-        # The row at a position has what the model knew there and the next token, and guesses the
-        # one behind that.
+        # The row at a position has what the model knew there and the next token, and draft tokens
+        # the one behind that.
         run = HeadRun(head, backend, page_size=16)
         states = target.kept_states
         for place in range(len(asked), len(whole) - 1):
             first = place - 1
             begin = 0 if place == len(asked) else first
             rows = [(begin, list(whole[begin + 1 : place + 1]))]
-            logits, _ = run.guess(rows, states[begin:place].clone())
+            logits, _ = run.draft(rows, states[begin:place].clone())
             right += int(logits.argmax(-1)) == whole[place + 1]
             count += 1
     assert right / count >= LEAST_SHARE

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve.errors import InvalidPromptError
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.conversation import Conversation, conversation_of
 from tests.attacks.hostile import named_errors
 from tests.attacks.test_forged_turns import forgeries, marks_of, names_of, template, tokenizer_of

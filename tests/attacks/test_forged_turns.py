@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from aioserve import Engine, InvalidPromptError, SamplingParams, UnsupportedModelError
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.escape_special import Escapes
 from aioserve.text.tokenizer import Tokenizer
 from tests.attacks.held_loop import assert_loop_is_free

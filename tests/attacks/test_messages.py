@@ -29,7 +29,7 @@ from aioserve.errors import (
 )
 from aioserve.execution.runner import LoadedModel
 from aioserve.testing import FakeModel, byte_tokenizer, check_invariants
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.conversation import conversation_of
 from aioserve.text.messages import MAX_MESSAGES, MAX_ROLE_CHARS
 from aioserve.text.tokenizer import Tokenizer

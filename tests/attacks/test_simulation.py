@@ -36,7 +36,7 @@ from aioserve.testing import (
     check_policy,
     replay,
 )
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from tests import made_up_traces
 from tests.attacks.hostile import hostile_texts, hostile_values, is_named, named_errors
 from tests.attacks.mutations import NUMBERS, little_memory, mutated

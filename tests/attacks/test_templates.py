@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 
 from aioserve import ModelError, RequestFailedError
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.conversation import conversation_of
 from tests.attacks.held_loop import assert_loop_is_free
 from tests.attacks.hostile import hostile_json, named_errors
 from tests.attacks.test_forged_turns import tokenizer_of
 from tests.text.beside_transformers import assert_same, reference
-from tests.text.test_chat import SPECIAL, TEMPLATES
+from tests.text.test_chat_template import SPECIAL, TEMPLATES
 from tests.timing import computing_at_most
 
 USER = [{"role": "user", "content": "hi"}]

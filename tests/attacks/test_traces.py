@@ -22,8 +22,8 @@ from aioserve.simulation.simulator import simulate
 from aioserve.steps.plan import StepPlan
 from aioserve.traces import files
 from aioserve.traces.formats import read_trace
-from aioserve.traces.request import TraceRequest, at_rate, with_scaled_lengths
 from aioserve.traces.synthetic import WORKLOADS, synthetic_trace
+from aioserve.traces.trace_request import TraceRequest, at_rate, with_scaled_lengths
 from tests import made_up_traces
 from tests.attacks.hostile import hostile_values, is_named, named_errors
 from tests.attacks.mutations import little_memory, mutated

@@ -233,7 +233,7 @@ def _serve(path: str, *imported: str) -> dict[str, Any]:
         os.dup2(file, stream)
         os.close(file)
     asked = json.loads(message)
-    _settle_streams(asked["closed"], asked["terminal"])
+    _set_up_streams(asked["closed"], asked["terminal"])
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
@@ -243,7 +243,7 @@ def _serve(path: str, *imported: str) -> dict[str, Any]:
     return asked
 
 
-def _settle_streams(closed: Sequence[int], terminal: bool) -> None:
+def _set_up_streams(closed: Sequence[int], terminal: bool) -> None:
     """Set up the streams like Python does when it starts."""
     if terminal:
         os.login_tty(os.dup(0))

@@ -51,10 +51,10 @@ def test_throughput_prints_json_alone(aioserve_here: Run, tiny_model: Path) -> N
 
 
 @pytest.mark.more
-def test_guesses_are_counted_by_their_place(aioserve_here: Run) -> None:
+def test_drafts_are_counted_by_their_place(aioserve_here: Run) -> None:
     options = ("--num-prompts", 2, "--input-len", 20, "--output-len", 40, "--seed", 1)
-    guesses = ("--speculation", "ngram:min_ngram=1", "--speculation-max-tokens", 3)
-    done = aioserve_here("bench", "latency", "pyhelp", *options, *guesses, "--json", "-")
+    draft_options = ("--speculation", "ngram:min_ngram=1", "--speculation-max-tokens", 3)
+    done = aioserve_here("bench", "latency", "pyhelp", *options, *draft_options, "--json", "-")
     assert done.returncode == 0, done.stderr
     stats = json.loads(done.stdout)["stats"]
     drafted, accepted = stats["tokens_drafted"], stats["tokens_accepted"]
@@ -63,15 +63,15 @@ def test_guesses_are_counted_by_their_place(aioserve_here: Run) -> None:
 
 
 @pytest.mark.more
-def test_guesses_may_be_kept_by_rejection(aioserve_here: Run) -> None:
+def test_drafts_may_be_kept_by_rejection(aioserve_here: Run) -> None:
     options = ("--num-prompts", 2, "--input-len", 20, "--output-len", 40, "--seed", 1)
-    guesses = ("--speculation", "model", "--speculation-acceptance")
+    draft_options = ("--speculation", "model", "--speculation-acceptance")
     done = aioserve_here(
-        "bench", "latency", "pyhelp", *options, *guesses, "rejection", "--json", "-"
+        "bench", "latency", "pyhelp", *options, *draft_options, "rejection", "--json", "-"
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["stats"]["pages_held_at_end"] == 0
-    refused = aioserve_here("bench", "latency", "pyhelp", *options, *guesses, "all")
+    refused = aioserve_here("bench", "latency", "pyhelp", *options, *draft_options, "all")
     assert refused.returncode != 0
     assert "--speculation-acceptance: acceptance must be one of" in refused.stderr
 

@@ -240,7 +240,7 @@ def test_show_config_shows_a_policy_of_a_file_as_it_is_given_and_runs_nothing(
 
 @pytest.mark.more
 @pytest.mark.parametrize("kind", ["throughput", "latency"])
-def test_a_drafter_of_a_file_guesses_and_what_it_prints_is_no_result(
+def test_a_drafter_of_a_file_drafts_and_what_it_prints_is_no_result(
     aioserve_here: Run, drafter_file: str, kind: str
 ) -> None:
     drafter = f"{drafter_file}:Mine:most=2"

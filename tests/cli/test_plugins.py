@@ -287,7 +287,7 @@ def test_whatever_it_is_called_a_new_project_works(
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["none", "guessing-again", "drafter-spec"])
+@pytest.mark.parametrize("name", ["none", "drafting-again", "drafter-spec"])
 def test_a_new_project_of_a_drafter_works(
     aioserve_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

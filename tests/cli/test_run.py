@@ -40,13 +40,13 @@ def test_a_prompt_of_one_hyphen_is_read_from_stdin(aioserve: Run, aioserve_here:
     assert piped.stdout == given.stdout
 
 
-def test_guesses_change_no_text_and_are_counted(aioserve_here: Run) -> None:
+def test_drafts_change_no_text_and_are_counted(aioserve_here: Run) -> None:
     asked = ("run", "pyhelp", "import json\nimport os\n" * 4, "--raw", "--temperature", 0)
     plain = aioserve_here(*asked, "--max-tokens", 24)
-    guessed = aioserve_here(*asked, "--max-tokens", 24, "--speculation", "ngram:min_ngram=1")
-    assert guessed.returncode == 0, guessed.stderr
-    assert guessed.stdout == plain.stdout
-    assert re.search(r"output tokens \(\d+ of \d+ draft tokens? right\)", guessed.stderr)
+    drafted = aioserve_here(*asked, "--max-tokens", 24, "--speculation", "ngram:min_ngram=1")
+    assert drafted.returncode == 0, drafted.stderr
+    assert drafted.stdout == plain.stdout
+    assert re.search(r"output tokens \(\d+ of \d+ draft tokens? right\)", drafted.stderr)
     assert "draft" not in plain.stderr
 
 

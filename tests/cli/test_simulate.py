@@ -534,21 +534,21 @@ def test_an_unbounded_cache_finds_what_was_seen_before(
     assert round(found["policies"]["fcfs"]["block_hit_share"], 4) == share
 
 
-def test_guesses_are_in_the_results_where_something_guesses_and_only_there(
+def test_drafts_are_in_the_results_where_something_drafts_and_only_there(
     aioserve_here: Run, mooncake: Path
 ) -> None:
     pages = ("--num-pages", "400")
     plain = simulated(aioserve_here, mooncake, *pages)
-    guesses = ("--speculation-max-tokens", "3", "--acceptance", "1,0.5", "--seed", "4")
-    guessing = simulated(aioserve_here, mooncake, *pages, *guesses)
+    draft_options = ("--speculation-max-tokens", "3", "--acceptance", "1,0.5", "--seed", "4")
+    drafting = simulated(aioserve_here, mooncake, *pages, *draft_options)
     assert "speculation_max_tokens" not in plain["options"]
     assert "acceptance" not in plain["options"]
-    assert guessing["options"]["speculation_max_tokens"] == 3
-    assert guessing["options"]["acceptance"] == "1,0.5"
+    assert drafting["options"]["speculation_max_tokens"] == 3
+    assert drafting["options"]["acceptance"] == "1,0.5"
     assert "speculation" not in plain["policies"]["fcfs"]
-    found = guessing["policies"]["fcfs"]["speculation"]
+    found = drafting["policies"]["fcfs"]["speculation"]
     assert found["drafted_tokens"] == sum(found["drafted"]) > 0
-    assert guessing["policies"]["fcfs"]["steps"] < plain["policies"]["fcfs"]["steps"]
+    assert drafting["policies"]["fcfs"]["steps"] < plain["policies"]["fcfs"]["steps"]
     done = aioserve_here("simulate", mooncake, *pages, "--acceptance", "0.5")
     assert done.returncode != 0
     assert "acceptance='0.5' has no effect with speculation_max_tokens=0" in done.stderr

@@ -289,17 +289,17 @@ def test_steps_that_a_table_was_not_measured_for_are_told(
     arguments = (*SMALL, "--rates", "5", "--jobs", 1)
     known = aioserve_here("sweep", *arguments, "--cost-table", path)
     assert "not measured" not in known.stdout + known.stderr
-    guessed = aioserve_here("sweep", *arguments, "--cost-table", small)
-    assert f"aioserve: warning: {small} was not measured for" in guessed.stderr
-    assert "steps of fcfs at 5 requests/s" in guessed.stderr
-    assert "not measured, %" in guessed.stdout
+    drafted = aioserve_here("sweep", *arguments, "--cost-table", small)
+    assert f"aioserve: warning: {small} was not measured for" in drafted.stderr
+    assert "steps of fcfs at 5 requests/s" in drafted.stderr
+    assert "not measured, %" in drafted.stdout
     both = aioserve_here("sweep", *arguments, "--vary", f"cost_table={path},{small}")
     assert f"steps of fcfs cost_table={small} at 5 requests/s" in both.stderr
 
 
 @pytest.mark.parametrize("numbers", ["0,4", "4,0"])
 @pytest.mark.parametrize("by_trace", [True, False])
-def test_guesses_are_tried_against_none(
+def test_drafts_are_tried_against_none(
     aioserve_here: Run, tmp_path: Path, numbers: str, by_trace: bool
 ) -> None:
     """A row with draft tokens has a run for each seed if nothing else is random. A row without them

@@ -28,7 +28,7 @@ class EntryPages:
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages, self.page_size = num_pages, page_size
         self.entries: npt.NDArray[np.uint64] = np.full((num_pages, page_size), JUNK, np.uint64)
-        self.guessed: npt.NDArray[np.bool_] = np.zeros((num_pages, page_size), np.bool_)
+        self.drafted: npt.NDArray[np.bool_] = np.zeros((num_pages, page_size), np.bool_)
         """True for entries computed from the head's own state, and not from the target's."""
         self.taken_in: npt.NDArray[np.int64] = np.full((num_pages, page_size), -1, np.int64)
         """The token that came after each entry."""
@@ -66,8 +66,8 @@ class HeadOfEntries:
             entries = caches[source_cache].entries[source, :count]
             caches[target_cache].entries[target, :count] = entries
             caches[target_cache].entries[target, count:] = JUNK
-            guessed = caches[source_cache].guessed[source, :count]
-            caches[target_cache].guessed[target, :count] = guessed
+            drafted = caches[source_cache].drafted[source, :count]
+            caches[target_cache].drafted[target, :count] = drafted
             taken_in = caches[source_cache].taken_in[source, :count]
             caches[target_cache].taken_in[target, :count] = taken_in
 
@@ -82,14 +82,14 @@ class HeadOfEntries:
         kv.taken_in.reshape(-1)[host.token_locations[0]] = host.token_ids
         goes_on = not fuses
         assert hidden.shape[1] == 1 + goes_on
-        kv.guessed.reshape(-1)[host.token_locations[0]] = goes_on
+        kv.drafted.reshape(-1)[host.token_locations[0]] = goes_on
         found: list[list[int]] = []
         for row in host.logit_rows.tolist():
             sequence = int(np.searchsorted(host.query_start, row, side="right")) - 1
             position = int(host.positions[row])
             pages = host.page_table[0, sequence]
             known = kv.entries[pages].reshape(-1)[: position + 1]
-            is_stale = not goes_on and kv.guessed[pages].reshape(-1)[: position + 1].any()
+            is_stale = not goes_on and kv.drafted[pages].reshape(-1)[: position + 1].any()
             is_stale |= self._has_others(kv, pages, known, int(host.token_ids[row]))
             entry = entries_of(host.token_ids[row : row + 1], position + 1, int(known[-1]))
             every = np.concatenate((known, entry)) * weights_of(position + 2)
@@ -151,7 +151,7 @@ class EntryHead(DraftHead):
                 num_groups=device.num_groups,
                 max_model_len=head.max_model_len,
                 max_sequences=device.num_slots,
-                max_guesses=most_tokens,
+                max_draft_tokens=most_tokens,
                 most_tokens=most_tokens,
             ),
         )

@@ -12,8 +12,8 @@ from aioserve.drafting.drafter import DraftedSequence, Drafter
 from aioserve.testing.fake_device import VOCAB_SIZE, expected_tokens
 
 __all__ = [
+    "DraftRule",
     "FakeModelDrafters",
-    "Guess",
     "QuickFakeModelDrafter",
     "ScriptedDrafter",
     "anything",
@@ -21,7 +21,7 @@ __all__ = [
     "right_up_to",
 ]
 
-Guess = Callable[[Sequence[int], Sequence[int], int], Sequence[int]]
+DraftRule = Callable[[Sequence[int], Sequence[int], int], Sequence[int]]
 """Maps known ids of a sequence, the coming ids, and the most draft tokens to draft tokens."""
 
 
@@ -32,10 +32,10 @@ class ScriptedDrafter(Drafter):
     Raises AssertionError for calls that the contract of drafters rules out.
     """
 
-    def __init__(self, answer: Callable[[DraftedSequence, int], Sequence[int]], guess: Guess):
+    def __init__(self, answer: Callable[[DraftedSequence, int], Sequence[int]], rule: DraftRule):
         self.known: dict[int, list[int]] = {}
-        self.num_guesses = 0
-        self._answer, self._guess = answer, guess
+        self.num_draft_tokens = 0
+        self._answer, self._rule = answer, rule
         self._sequences: dict[int, DraftedSequence] = {}
 
     def start(self, slot: int, sequence: DraftedSequence) -> None:
@@ -52,9 +52,9 @@ class ScriptedDrafter(Drafter):
         known, sequence = self.known[slot], self._sequences[slot]
         generated = len(known) - sequence.prompt_tokens
         coming = self._answer(sequence, generated + limit)[generated:]
-        guesses = list(self._guess(known, coming, limit))
-        self.num_guesses += len(guesses)
-        return guesses
+        draft_tokens = list(self._rule(known, coming, limit))
+        self.num_draft_tokens += len(draft_tokens)
+        return draft_tokens
 
     def end(self, slot: int) -> None:
         del self.known[slot], self._sequences[slot]
@@ -68,8 +68,8 @@ class FakeModelDrafter(ScriptedDrafter):
     counts as a fault, for tokens that occur in none of the first `MOST_SAMPLES`.
     """
 
-    def __init__(self, guess: Guess, seed_of: Callable[[Sequence[int]], int]):
-        super().__init__(lambda sequence, count: self._sample(sequence, 0)[:count], guess)
+    def __init__(self, rule: DraftRule, seed_of: Callable[[Sequence[int]], int]):
+        super().__init__(lambda sequence, count: self._sample(sequence, 0)[:count], rule)
         self._seed_of = seed_of
 
     def draft(self, slot: int, limit: int) -> Sequence[int]:
@@ -91,8 +91,8 @@ class QuickFakeModelDrafter(FakeModelDrafter):
 
     is_quick = True
 
-    def __init__(self, guess: Guess, seed_of: Callable[[Sequence[int]], int]):
-        super().__init__(guess, seed_of)
+    def __init__(self, rule: DraftRule, seed_of: Callable[[Sequence[int]], int]):
+        super().__init__(rule, seed_of)
         self.limits: list[int] = []
         """Most draft tokens of each call."""
 
@@ -116,38 +116,38 @@ class FakeModelDrafters:
 
     def __init__(
         self,
-        guess: Guess,
+        rule: DraftRule,
         seed_of: Callable[[Sequence[int]], int] = lambda ids: 0,
         *,
         made: Callable[[], Drafter] | None = None,
     ):
-        self._made = made or (lambda: FakeModelDrafter(guess, seed_of))
+        self._made = made or (lambda: FakeModelDrafter(rule, seed_of))
 
     @hookimpl
     def aioserve_drafters(self) -> Sequence[DrafterSpec]:
         return [DrafterSpec("scripted", self._made)]
 
 
-def right_up_to(count: int) -> Guess:
+def right_up_to(count: int) -> DraftRule:
     """Right in the first `count` draft tokens, and wrong in all others."""
 
-    def guess(known: Sequence[int], coming: Sequence[int], limit: int) -> Sequence[int]:
+    def rule(known: Sequence[int], coming: Sequence[int], limit: int) -> Sequence[int]:
         return [(token + (place >= count)) % VOCAB_SIZE for place, token in enumerate(coming)]
 
-    return guess
+    return rule
 
 
 def nothing_right(known: Sequence[int], coming: Sequence[int], limit: int) -> Sequence[int]:
     return [(token + 1) % VOCAB_SIZE for token in coming]
 
 
-def anything(source: random.Random) -> Guess:
+def anything(source: random.Random) -> DraftRule:
     """A random number of draft tokens, about half of them right."""
 
-    def guess(known: Sequence[int], coming: Sequence[int], limit: int) -> Sequence[int]:
+    def rule(known: Sequence[int], coming: Sequence[int], limit: int) -> Sequence[int]:
         count = source.randint(0, limit)
         return [
             t if source.random() < 0.6 else source.randrange(VOCAB_SIZE) for t in coming[:count]
         ]
 
-    return guess
+    return rule

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.config import EngineConfig
-from aioserve.execution.batch import StepArrays
 from aioserve.execution.gpu.device import HostMemory
 from aioserve.execution.gpu.failures import HUNG_SECONDS
 from aioserve.execution.gpu.graphs import max_sequences
@@ -27,6 +26,7 @@ from aioserve.execution.gpu.worker import CudaWorker
 from aioserve.execution.host import Host
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.execution.speculation.resolver import StepFollower
+from aioserve.execution.step_arrays import StepArrays
 from aioserve.paging.pages import pages_for
 from aioserve.request import SamplingParams
 from aioserve.steps.plan import MAX_SCORED_TOKENS

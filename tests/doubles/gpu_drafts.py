@@ -87,7 +87,7 @@ def _options(model: FakeStepModel, most_tokens: int) -> DraftOptions:
         num_groups=1,
         max_model_len=model.table_width * model.page_size,
         max_sequences=model.num_slots,
-        max_guesses=most_tokens,
+        max_draft_tokens=most_tokens,
         most_tokens=most_tokens,
     )
 

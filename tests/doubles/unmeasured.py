@@ -15,7 +15,7 @@ __all__ = ["UnmeasuredScheduler"]
 class _Unmeasured(DraftLengths):
     """Ignores the costs of steps and drafters."""
 
-    def took(self, *args: Any, **options: Any) -> None:
+    def record(self, *args: Any, **options: Any) -> None:
         return
 
 

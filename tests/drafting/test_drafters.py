@@ -1,4 +1,4 @@
-"""Drafters by example: what they guess, what they refuse, and what memory they take."""
+"""Drafters by example: what they draft, what they refuse, and what memory they take."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answer(
 
 
 @BOTH
-def test_what_followed_before_is_guessed(make: Make) -> None:
+def test_what_followed_before_is_drafted(make: Make) -> None:
     drafter = make()
     drafter.start(0, sequence([1, 2, 3, 4, 5, 6, 9, 2, 3]))
     assert drafter.draft(0, 2) == [4, 5]
@@ -49,7 +49,7 @@ def test_what_followed_before_is_guessed(make: Make) -> None:
 
 
 @BOTH
-def test_a_loop_is_guessed_on_behind_its_end(make: Make) -> None:
+def test_a_loop_is_drafted_on_behind_its_end(make: Make) -> None:
     drafter = make()
     drafter.start(0, sequence([9, 1, 2, 3, 1, 2, 3, 1, 2, 3]))
     assert drafter.draft(0, 6) == [1, 2, 3, 1, 2, 3]
@@ -77,24 +77,24 @@ def test_a_prediction_is_found_again_behind_what_it_does_not_say(make: Make) -> 
     assert drafter.draft(0, 3) == [9]
 
 
-def test_a_guess_is_what_followed_most_often() -> None:
+def test_a_draft_is_what_followed_most_often() -> None:
     drafter = SuffixDrafter()
     drafter.start(0, sequence([1, 2, 1, 2, 1, 3, 4, 5, 1]))
     assert drafter.draft(0, 1) == [2]
 
 
-def test_of_equals_the_last_one_is_guessed() -> None:
+def test_of_equals_the_last_one_is_drafted() -> None:
     drafter = SuffixDrafter()
     drafter.start(0, sequence([1, 2, 7, 1, 3, 8, 1]))
     assert drafter.draft(0, 1) == [3]
 
 
-def test_a_guess_ends_where_it_gets_unlikely() -> None:
+def test_a_draft_ends_where_it_gets_unlikely() -> None:
     before = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 6, 1, 2]
-    for least, guess in ((0.3, [3, 6]), (0.4, [3])):
+    for least, drafts in ((0.3, [3, 6]), (0.4, [3])):
         drafter = SuffixDrafter(min_probability=least, max_factor=1)
         drafter.start(0, sequence(before))
-        assert drafter.draft(0, 8) == guess
+        assert drafter.draft(0, 8) == drafts
 
 
 def test_a_longer_match_allows_more_tokens() -> None:
@@ -103,7 +103,7 @@ def test_a_longer_match_allows_more_tokens() -> None:
     assert drafter.draft(0, 8) == [7, 8, 9]
 
 
-def test_recent_answers_are_guessed_from_their_first_token_on() -> None:
+def test_recent_answers_are_drafted_from_their_first_token_on() -> None:
     drafter = SuffixDrafter(max_factor=1)
     answer(drafter, 0, [1, 2, 3], [10, 11, 12, 13])
     drafter.start(0, sequence([4]))
@@ -114,7 +114,7 @@ def test_recent_answers_are_guessed_from_their_first_token_on() -> None:
     assert drafter.draft(0, 4) == [13]
 
 
-def test_prompts_of_others_are_not_guessed() -> None:
+def test_prompts_of_others_are_not_drafted() -> None:
     drafter = SuffixDrafter()
     answer(drafter, 0, [10, 11, 12, 13], [1])
     drafter.start(0, sequence([9]))
@@ -123,12 +123,12 @@ def test_prompts_of_others_are_not_guessed() -> None:
     assert drafter.draft(0, 4) == []
 
 
-def test_answers_of_another_namespace_are_not_guessed() -> None:
+def test_answers_of_another_namespace_are_not_drafted() -> None:
     drafter = SuffixDrafter()
     answer(drafter, 0, [1], [10, 11, 12, 13], b"a")
-    for namespace, guess in ((b"b", []), (b"", []), (b"a", [12, 13])):
+    for namespace, drafts in ((b"b", []), (b"", []), (b"a", [12, 13])):
         drafter.start(0, sequence([2], [10, 11], namespace=namespace))
-        assert drafter.draft(0, 2) == guess
+        assert drafter.draft(0, 2) == drafts
         drafter.end(0)
 
 
@@ -152,9 +152,9 @@ def test_the_oldest_answers_go() -> None:
     answer(drafter, 0, [1], [10, 11, 12, 13])
     answer(drafter, 0, [1], [20, 21, 22, 23])
     assert drafter.num_cached_tokens == 12
-    for tokens, guess in (([20, 21], [22, 23]), ([10, 11], [])):
+    for tokens, drafts in (([20, 21], [22, 23]), ([10, 11], [])):
         drafter.start(0, sequence([2], tokens))
-        assert drafter.draft(0, 2) == guess
+        assert drafter.draft(0, 2) == drafts
         drafter.end(0)
     assert drafter.num_cached_tokens <= 12
 

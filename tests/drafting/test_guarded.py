@@ -1,5 +1,5 @@
-"""Whatever a drafter does, its guard raises nothing, gives guesses alone, and asks it no more about
-the slots that a fault was about."""
+"""Whatever a drafter does, its guard raises nothing, gives draft tokens alone, and asks it no more
+about the slots that a fault was about."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def test_a_guard_never_raises_and_asks_only_about_slots_without_a_fault(kind, da
             slots = sorted(started)
             asked = drafter.live.copy()
             drafter.answers = {}
-            guesses = guard.draft_all(slots, [LIMIT] * len(slots))
-            for slot, found in zip(slots, guesses, strict=True):
+            draft_tokens = guard.draft_all(slots, [LIMIT] * len(slots))
+            for slot, found in zip(slots, draft_tokens, strict=True):
                 assert list(found) == drafter.answers.get(slot, [])
                 assert all(type(token_id) is int for token_id in found)
                 assert slot in asked or not found
@@ -156,7 +156,7 @@ def test_a_guard_never_raises_and_asks_only_about_slots_without_a_fault(kind, da
 
 
 @contained
-def test_each_answer_that_is_none_ends_the_guesses_of_its_slot_alone():
+def test_each_answer_that_is_none_ends_the_drafts_of_its_slot_alone():
     class Wrong(Planned):
         def answer(self, slot, limit):
             return self.plan("answer") if slot == 0 else [slot]
@@ -175,7 +175,7 @@ def test_each_answer_that_is_none_ends_the_guesses_of_its_slot_alone():
 
 
 @pytest.mark.parametrize("answer", [[], [[1]], [[1]] * 3, None, 3, iter([[1], [1]]), "ab"])
-def test_an_answer_for_all_slots_that_is_none_ends_the_guesses_of_all(answer):
+def test_an_answer_for_all_slots_that_is_none_ends_the_drafts_of_all(answer):
     class Wrong(Planned):
         def draft_all(self, slots, limits):
             return answer
@@ -189,7 +189,7 @@ def test_an_answer_for_all_slots_that_is_none_ends_the_guesses_of_all(answer):
     assert guard.faults_total == 1
 
 
-def test_a_slot_that_starts_again_is_guessed_for_again():
+def test_a_slot_that_starts_again_is_drafted_for_again():
     plans = iter([None, ValueError, None, None, None])
     drafter = Planned(lambda what: ([4], True) if what == "answer" else next(plans))
     guard = GuardedDrafter(drafter, VOCAB_SIZE)
@@ -240,7 +240,7 @@ NO_BRANCHES: list[Any] = [
 
 
 @pytest.mark.parametrize("index", range(len(NO_BRANCHES)))
-def test_branches_that_are_none_end_the_guesses_of_their_slot_alone(index):
+def test_branches_that_are_none_end_the_drafts_of_their_slot_alone(index):
     guard = GuardedDrafter(branching(NO_BRANCHES[index]), VOCAB_SIZE)
     for slot in range(2):
         guard.start(slot, sequence_of(1))

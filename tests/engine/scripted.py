@@ -13,7 +13,7 @@ from aioserve.execution.runner import LoadedModel
 from aioserve.steps.plan import SampleRow, WorkItem
 from aioserve.testing.fake_device import FakeDevice, SlotStart
 from aioserve.testing.fake_model import FakeModel, FakeRunner, byte_tokenizer
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.output_parsers.harmony import HarmonyParser
 from aioserve.text.tokenizer import Tokenizer
 

@@ -17,7 +17,7 @@ from aioserve import (
     SamplingParams,
     StreamBusyError,
 )
-from aioserve.engine.chat import ChatStream
+from aioserve.engine.chat_stream import ChatStream
 from aioserve.testing import FakeModel, check_invariants
 from tests.engine.scripted import ScriptedModel
 from tests.server.talking import ASK, HERMES, TOOLS

@@ -31,7 +31,7 @@ LOGGED = SamplingParams(temperature=0.0, logprobs=2, repetition_penalty=1.4)
 MAX_TOKENS = 40
 Answers = dict[tuple[int, ...], list[tuple[int, ...]]]
 """Samples of each prompt."""
-Guess = Callable[[list[int], int], tuple[list[int], list[list[int]]]]
+DraftRule = Callable[[list[int], int], tuple[list[int], list[list[int]]]]
 """Makes a chain and branches from the coming tokens and a number of rows."""
 
 pytestmark = pytest.mark.asyncio
@@ -40,8 +40,8 @@ pytestmark = pytest.mark.asyncio
 class Branching(Drafter):
     """A drafter that knows the coming tokens, and makes its draft tokens by a function of them."""
 
-    def __init__(self, answers: Answers, guess: Guess) -> None:
-        self._answers, self._guess = answers, guess
+    def __init__(self, answers: Answers, rule: DraftRule) -> None:
+        self._answers, self._rule = answers, rule
         self._known: dict[int, tuple[int, list[int]]] = {}
         self._branches: dict[int, list[list[int]]] = {}
 
@@ -56,7 +56,7 @@ class Branching(Drafter):
         generated = known[prompt_tokens:]
         for sample in self._answers[tuple(known[:prompt_tokens])]:
             if [*sample[: len(generated)]] == generated:
-                chain, self._branches[slot] = self._guess([*sample[len(generated) :]], limit)
+                chain, self._branches[slot] = self._rule([*sample[len(generated) :]], limit)
                 return chain
         raise AssertionError(f"{generated} begins no answer")
 
@@ -92,14 +92,14 @@ def chain_right(coming: list[int], limit: int) -> tuple[list[int], list[list[int
     return coming[: limit if limit < 3 else limit - 2], []
 
 
-def anything(draw: random.Random) -> Guess:
+def anything(draw: random.Random) -> DraftRule:
     """Make random chains and branches, which usually begin right."""
 
     def path(coming: list[int], count: int) -> list[int]:
         right = draw.randint(0, count)
         return coming[:right] + wrong(coming[right:count])
 
-    def guess(coming: list[int], limit: int) -> tuple[list[int], list[list[int]]]:
+    def rule(coming: list[int], limit: int) -> tuple[list[int], list[list[int]]]:
         chain = path(coming, draw.randint(0, min(limit, 3)))
         left, branches = limit - len(chain), list[list[int]]()
         while left > 1 and coming and len(branches) < 4:
@@ -107,7 +107,7 @@ def anything(draw: random.Random) -> Guess:
             left -= 1 + len(branches[-1])
         return chain, branches
 
-    return guess
+    return rule
 
 
 def requests(ask_for_more: bool = True) -> list[tuple[list[int], SamplingParams]]:
@@ -184,9 +184,9 @@ async def test_a_branch_that_is_right_brings_what_a_chain_does(model: Path) -> N
     expected, _ = await answers(model, ask_for_more=False)
     (_, branches), (_, chains), (_, cut) = [
         await answers(
-            model, Branching(expected, guess), ask_for_more=False, max_branches=most, max_num_seqs=4
+            model, Branching(expected, rule), ask_for_more=False, max_branches=most, max_num_seqs=4
         )
-        for guess, most in ((branch_alone_right, 4), (chain_right, 4), (branch_alone_right, 0))
+        for rule, most in ((branch_alone_right, 4), (chain_right, 4), (branch_alone_right, 0))
     ]
     assert branches.steps_total <= 1.2 * chains.steps_total < 0.8 * cut.steps_total
     assert branches.tokens_drafted_total == branches.tokens_accepted_total

@@ -149,7 +149,7 @@ class Loaded:
         self._target = load_model(models / "target", backend=self._backend, kept_layers=kept)
         self._head = make_head(read, self._target)
 
-    def guesses(self, ids: Sequence[int], count: int) -> list[int]:
+    def draft_tokens(self, ids: Sequence[int], count: int) -> list[int]:
         """Return the head's greedy draft tokens after these tokens."""
         if isinstance(self._head, MedusaHeads):
             return self.medusa_logits(ids)[:count].argmax(-1).tolist()
@@ -178,18 +178,18 @@ class Loaded:
 
 @pytest.mark.parametrize("options", [{}, {"page_size": 4, "max_num_batched_tokens": 13}])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_guesses_are_those_of_all_states_of_the_target(
+async def test_drafts_are_those_of_all_states_of_the_target(
     models: Path, kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = guesses_of_heads(kind, monkeypatch)
+    made = drafts_of_heads(kind, monkeypatch)
     speculation = speculation_of(models, kind, max_tokens=3)
     params = msgspec.structs.replace(GREEDY, max_tokens=14, ignore_eos=True)
     async with Engine(str(models / "target"), speculation=speculation, **options) as engine:
         answer = await engine.generate(SHARED, params)
-    assert check_guesses(models, kind, made, [*SHARED, *answer.samples[0].token_ids]) >= 8
+    assert check_drafts(models, kind, made, [*SHARED, *answer.samples[0].token_ids]) >= 8
 
 
-def guesses_of_heads(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Sequence[int]]]:
+def drafts_of_heads(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Sequence[int]]]:
     """Record draft tokens that a drafter of a kind makes from now on, with the number of known
     tokens."""
     made: list[tuple[int, Sequence[int]]] = []
@@ -198,16 +198,16 @@ def guesses_of_heads(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
 
     def noting(self: Any, slots: Sequence[int], limits: Sequence[int]) -> Any:
         found = draft_all(self, slots, limits)
-        for slot, guesses in zip(slots, found, strict=True):
+        for slot, draft_tokens in zip(slots, found, strict=True):
             known = self._known[slot] if kind == "medusa" else self._sequences[slot].known
-            made.append((known, list(guesses)))
+            made.append((known, list(draft_tokens)))
         return found
 
     monkeypatch.setattr(drafter, "draft_all", noting)
     return made
 
 
-def check_guesses(
+def check_drafts(
     models: Path, kind: str, made: Sequence[tuple[int, Sequence[int]]], ids: Sequence[int]
 ) -> int:
     """Check that draft tokens for a prompt and its answer are those from all states of the target.
@@ -215,10 +215,10 @@ def check_guesses(
     Return their number.
     """
     loaded = Loaded(models, kind)
-    for known, guesses in made:
-        if guesses:  # none while it catches up with the prompt
-            assert guesses == loaded.guesses(ids[:known], len(guesses))
-    return sum(len(guesses) for _, guesses in made)
+    for known, draft_tokens in made:
+        if draft_tokens:  # none while it catches up with the prompt
+            assert draft_tokens == loaded.draft_tokens(ids[:known], len(draft_tokens))
+    return sum(len(draft_tokens) for _, draft_tokens in made)
 
 
 @pytest.mark.sampled(4)
@@ -231,10 +231,10 @@ async def test_heads_tell_what_they_drew_from(
     asked: list[int] = []
     tokens_by_rejection = verification.tokens_by_rejection
 
-    def noting(backend: Any, p: Any, q: Any, guesses: Any, rows: Any) -> Any:
-        asked.append(len(guesses))
-        assert (q.gather(1, guesses[:, None]) > 0).all()
-        return tokens_by_rejection(backend, p, q, guesses, rows)
+    def noting(backend: Any, p: Any, q: Any, draft_tokens: Any, rows: Any) -> Any:
+        asked.append(len(draft_tokens))
+        assert (q.gather(1, draft_tokens[:, None]) > 0).all()
+        return tokens_by_rejection(backend, p, q, draft_tokens, rows)
 
     monkeypatch.setattr(verification, "tokens_by_rejection", noting)
     speculation = msgspec.structs.replace(speculation_of(models, kind), acceptance="rejection")
@@ -395,5 +395,5 @@ async def test_states_of_a_branch_that_was_right_are_there(
         assert [*SHARED, *answer.samples[0].token_ids] == ids
         assert answer.usage.accepted_draft_tokens >= 9
         assert engine.stats().drafter_faults_total == 0
-    assert len([guesses for _, guesses in made if guesses]) >= 4
-    check_guesses(models, kind, made, ids)
+    assert len([draft_tokens for _, draft_tokens in made if draft_tokens]) >= 4
+    check_drafts(models, kind, made, ids)

@@ -132,7 +132,7 @@ async def test_the_reference_backend_drafts_as_well(models: Path) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
-async def test_a_model_whose_weights_are_rounded_guesses_for_itself(
+async def test_a_model_whose_weights_are_rounded_drafts_for_itself(
     models: Path, quantization: str
 ) -> None:
     """The draft is the served model by default; otherwise any other model."""
@@ -233,9 +233,9 @@ async def test_pyhelp_has_drafts_of_its_own(drafter: str) -> None:
     for speculation in (None, Speculation(drafter=drafter, max_tokens=4)):
         async with Engine("pyhelp", speculation=speculation) as engine:
             answers.append(await engine.chat(messages, params).completion())
-    plain, guessed = answers
-    assert [t.id for t in guessed.answers[0].tokens] == [t.id for t in plain.answers[0].tokens]
-    assert 0 < guessed.usage.accepted_draft_tokens <= guessed.usage.drafted_tokens
+    plain, speculative = answers
+    assert [t.id for t in speculative.answers[0].tokens] == [t.id for t in plain.answers[0].tokens]
+    assert 0 < speculative.usage.accepted_draft_tokens <= speculative.usage.drafted_tokens
 
 
 async def test_a_draft_model_is_named_unless_one_comes_with_the_model(models: Path) -> None:

@@ -144,7 +144,7 @@ async def test_so_they_are_with_a_tokenizer_that_has_long_tokens() -> None:
     "wants", [{"logprobs": 2}, {"frequency_penalty": 0.5}, {"logit_bias": {97: 1.0}}]
 )
 @pytest.mark.parametrize("speculation", [None, Speculation(drafter="ngram", max_tokens=8)])
-async def test_they_take_few_steps_and_count_for_no_guesses(
+async def test_they_take_few_steps_and_count_for_no_drafts(
     tiny: str,
     monkeypatch: pytest.MonkeyPatch,
     wants: dict[str, Any],
@@ -167,7 +167,7 @@ async def test_they_take_few_steps_and_count_for_no_guesses(
 
 
 @pytest.mark.asyncio
-async def test_a_stop_string_among_them_takes_off_no_guesses(tiny: str) -> None:
+async def test_a_stop_string_among_them_takes_off_no_drafts(tiny: str) -> None:
     wants = asks(structured_output=SENTENCE, logprobs=0, stop=("answer",))
     async with Engine(tiny, speculation=Speculation(drafter="ngram", max_tokens=4)) as engine:
         answer = await engine.generate([5, 6], wants)
@@ -179,7 +179,7 @@ async def test_a_stop_string_among_them_takes_off_no_guesses(tiny: str) -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("seats", [1, 2])
-async def test_with_guesses_they_are_what_they_are_where_all_seats_are_taken(
+async def test_with_drafts_they_are_what_they_are_where_all_seats_are_taken(
     tiny: str, overlap: bool, seats: int
 ) -> None:
     form = StructuredOutput(regex="(abc def abc def [ab]{1,3} ){2,5}")

@@ -49,11 +49,11 @@ def found(masks: LateMasks) -> dict[int, list[int]]:
 def test_masks_are_brought_by_position() -> None:
     answer, steps = ConstrainedCompletion(5), [LateMasks([0]) for _ in range(5)]
     answer.expect(5, steps[0], 0)
-    answer.told(Guide((), mask(1)))
+    answer.add_guide(Guide((), mask(1)))
     answer.expect(6, steps[1], 0)
     answer.expect(7, steps[2], 0)
     assert found(steps[0]) == {0: mask(1).tolist()}
-    answer.told(Guide((40,), mask(2, 33)))  # the token at 5 is known, and 40 follows it
+    answer.add_guide(Guide((40,), mask(2, 33)))  # the token at 5 is known, and 40 follows it
     assert found(steps[1]) == {0: mask(40).tolist()}
     assert found(steps[2]) == {0: mask(2, 33).tolist()}
     answer.expect(7, steps[3], 0)  # once more, after a preemption

@@ -161,9 +161,9 @@ async def test_an_engine_takes_policy_and_drafter_of_a_file_that_runs_a_loop_of_
         plain = await engine.generate([1, 2, 3], params)
     policy, drafter = f"{mine}:Backwards:book={book}", f"{mine}:Repeating"
     async with Engine(FakeModel(), policy=policy, speculation=drafter) as engine:
-        guessed = await engine.generate([1, 2, 3], params)
-    assert guessed.token_ids == plain.token_ids
-    assert guessed.usage.drafted_tokens > 0
+        drafted = await engine.generate([1, 2, 3], params)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.usage.drafted_tokens > 0
     assert book.exists()
     assert Speculation(drafter=f"{mine}:Repeating:a=1").drafter_name == "Repeating"
     assert Speculation(drafter=" suffix:max_depth=8").drafter_name == "suffix"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aioserve import Engine
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from tests.engine.scripted import ScriptedModel
 
 pytestmark = pytest.mark.asyncio

@@ -117,7 +117,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "logit_bias": {5: 2.0},
         "logprobs": 1,
     },
-    "one guess": {"temperature": 0.9, "max_draft_tokens": 1},
+    "one draft token": {"temperature": 0.9, "max_draft_tokens": 1},
     "masks": {"allowed_token_ids": [0, 2, 4, 5, 7]},
 }
 
@@ -125,10 +125,10 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.hypothesis  # more requests in `make test-more`
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_tokens_come_as_often_as_without_guesses(models: Path, kind: str) -> None:
+async def test_tokens_come_as_often_as_without_drafts(models: Path, kind: str) -> None:
     params = SamplingParams(max_tokens=6, ignore_eos=True, **KINDS[kind])
-    unguessed = msgspec.structs.replace(params, max_draft_tokens=None)
-    expected, _ = await counts(models, unguessed, None, 10**6)
+    undrafted = msgspec.structs.replace(params, max_draft_tokens=None)
+    expected, _ = await counts(models, undrafted, None, 10**6)
     for draft in ("draft", "near"):
         found, stats = await counts(models, params, draft, 0)
         assert sum(stats.tokens_accepted_total) > LEAST_ACCEPTED
@@ -162,7 +162,7 @@ async def test_preemption_changes_no_distribution(models: Path) -> None:
 
 
 @pytest.mark.more
-async def test_more_guesses_are_kept_than_by_sampler_match(models: Path) -> None:
+async def test_more_drafts_are_kept_than_by_sampler_match(models: Path) -> None:
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     shares: list[float] = []
     for acceptance in get_args(Acceptance):
@@ -183,7 +183,7 @@ async def test_a_seed_has_its_tokens_again(models: Path) -> None:
     assert found[0] == found[1] != found[2]
 
 
-async def test_greedy_answers_are_those_without_guesses(models: Path) -> None:
+async def test_greedy_answers_are_those_without_drafts(models: Path) -> None:
     """Holds beside requests that sample, and with penalties and log-probabilities."""
     greedy = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0, logprobs=2)
     penal = msgspec.structs.replace(greedy, repetition_penalty=1.4, presence_penalty=0.3)

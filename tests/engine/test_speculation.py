@@ -31,8 +31,8 @@ from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.steps.plan import ItemKind, StepPlan
 from aioserve.testing import FakeModel, check_invariants, expected_tokens, run_simulated
 from tests.doubles.drafters import (
+    DraftRule,
     FakeModelDrafters,
-    Guess,
     QuickFakeModelDrafter,
     anything,
     nothing_right,
@@ -41,7 +41,7 @@ from tests.doubles.drafters import (
 
 STEP_SECONDS = 0.01
 PROMPT = [7, 1, 8, 2, 8, 1]
-GUESSES: dict[str, Guess] = {
+RULES: dict[str, DraftRule] = {
     "all right": right_up_to(99),
     "two right": right_up_to(2),
     "none right": nothing_right,
@@ -55,15 +55,15 @@ def seed_of(prompt: Sequence[int]) -> int:
 
 
 def engine_of(
-    guess: Guess | None, *, max_tokens: int = 4, model: FakeModel | None = None, **options: Any
+    rule: DraftRule | None, *, max_tokens: int = 4, model: FakeModel | None = None, **options: Any
 ) -> Engine:
-    """An engine on a fake model, with speculation unless `guess` is None."""
+    """An engine on a fake model, with speculation unless `rule` is None."""
     options = {"policy": SchedulingPolicy(), "output_reserve_tokens": 0, **options}
-    if guess is not None:
+    if rule is not None:
         speculation = Speculation(drafter="scripted", max_tokens=max_tokens)
         options |= {
             "speculation": speculation,
-            "plugins": [FakeModelDrafters(guess, seed_of)],
+            "plugins": [FakeModelDrafters(rule, seed_of)],
         }
     return Engine(model or FakeModel(step_seconds=lambda plan: STEP_SECONDS), **options)
 
@@ -115,10 +115,10 @@ def drawn(source: random.Random) -> tuple[list[int], SamplingParams]:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("overlap", [True, False])
-def test_no_guess_changes_what_a_reader_gets(guess: str, overlap: bool) -> None:
-    async def answers(made: Guess | None, seed: int) -> list[Read]:
+def test_no_draft_changes_what_a_reader_gets(rule: str, overlap: bool) -> None:
+    async def answers(made: DraftRule | None, seed: int) -> list[Read]:
         source = random.Random(seed)
         model = FakeModel(
             step_seconds=lambda plan: STEP_SECONDS, eos_token_ids=frozenset([seed, 7 * seed + 1])
@@ -137,15 +137,15 @@ def test_no_guess_changes_what_a_reader_gets(guess: str, overlap: bool) -> None:
             stats = engine.stats()
             assert stats.drafter_faults_total == 0
             assert (sum(stats.tokens_drafted_total) > 0) == (
-                made is not None and guess != "none made"
+                made is not None and rule != "none made"
             )
         return reads
 
     ends: Counter[object] = Counter()
     for seed in range(6):
         plain = run_simulated(partial(answers, None, seed), seed=seed)
-        guessed = run_simulated(partial(answers, GUESSES[guess], seed), seed=seed)
-        for one, other in zip(guessed, plain, strict=True):
+        drafted = run_simulated(partial(answers, RULES[rule], seed), seed=seed)
+        for one, other in zip(drafted, plain, strict=True):
             assert one.answer[:3] == other.answer[:3]
             # The tokens found in the cache depend on timing.
             assert one.answer[3][:2] == other.answer[3][:2]
@@ -229,13 +229,11 @@ class Noted(Observer):
         self.steps.append(step)
 
 
-@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_completion_is_its_steps_and_the_guesses_that_were_right(
-    guess: str, overlap: bool
-) -> None:
+def test_a_completion_is_its_steps_and_the_drafts_that_were_right(rule: str, overlap: bool) -> None:
     async def main() -> None:
-        async with engine_of(GUESSES[guess], overlap=overlap) as engine:
+        async with engine_of(RULES[rule], overlap=overlap) as engine:
             noted = Noted()
             engine.observe(noted)
             told = await read(engine, PROMPT, SamplingParams(max_tokens=60, seed=seed_of(PROMPT)))
@@ -260,9 +258,9 @@ def test_a_completion_is_its_steps_and_the_guesses_that_were_right(
         assert made == usage.drafted_tokens
         for step in noted.steps:
             assert step.computed_tokens >= sum(part.num_tokens for part in step.parts)
-        if guess == "all right":
+        if rule == "all right":
             assert usage.accepted_draft_tokens == usage.drafted_tokens > 40
-        elif guess == "none right":
+        elif rule == "none right":
             assert usage.accepted_draft_tokens == 0 < usage.drafted_tokens
 
     run_simulated(main)
@@ -283,11 +281,11 @@ def plans_of(engine: Engine) -> list[tuple[ItemKind, int, int]]:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_request_without_guesses_has_the_steps_of_an_engine_without(overlap: bool) -> None:
-    async def plans(guess: Guess | None) -> list[tuple[ItemKind, int, int]]:
-        async with engine_of(guess, overlap=overlap) as engine:
+def test_a_request_without_drafts_has_the_steps_of_an_engine_without(overlap: bool) -> None:
+    async def plans(rule: DraftRule | None) -> list[tuple[ItemKind, int, int]]:
+        async with engine_of(rule, overlap=overlap) as engine:
             items = plans_of(engine)
-            limits: dict[str, Any] = {} if guess is None else {"max_draft_tokens": 0}
+            limits: dict[str, Any] = {} if rule is None else {"max_draft_tokens": 0}
             await read(engine, PROMPT, SamplingParams(max_tokens=20, seed=0, **limits))
             assert engine.stats().tokens_drafted_total == ()
             return items
@@ -308,14 +306,14 @@ class OnAndOff(SchedulingPolicy):
         return limit if self.asked % 7 < 3 else 0
 
 
-@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("overlap", [True, False])
-def test_guesses_come_and_go_and_nothing_is_left_of_them(guess: str, overlap: bool) -> None:
+def test_drafts_come_and_go_and_nothing_is_left_of_them(rule: str, overlap: bool) -> None:
     """A step without draft tokens is a plain decode once earlier ones are known to be right or
     wrong."""
 
     async def main() -> None:
-        async with engine_of(GUESSES[guess], overlap=overlap, policy=OnAndOff()) as engine:
+        async with engine_of(RULES[rule], overlap=overlap, policy=OnAndOff()) as engine:
             items = plans_of(engine)
             for _ in range(2):
                 told = await read(
@@ -335,14 +333,14 @@ def test_guesses_come_and_go_and_nothing_is_left_of_them(guess: str, overlap: bo
     run_simulated(main)
 
 
-@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_the_prefix_cache_has_what_was_drawn_and_nothing_that_was_guessed(
-    guess: str, page_size: int
+def test_the_prefix_cache_has_what_was_drawn_and_nothing_that_was_drafted(
+    rule: str, page_size: int
 ) -> None:
     tokens = expected_tokens(PROMPT, 40, seed_of(PROMPT))
 
-    async def cached(made: Guess | None) -> list[int]:
+    async def cached(made: DraftRule | None) -> list[int]:
         async with engine_of(made, page_size=page_size) as engine:
             found: list[int] = []
             params = SamplingParams(max_tokens=40, seed=seed_of(PROMPT))
@@ -357,17 +355,17 @@ def test_the_prefix_cache_has_what_was_drawn_and_nothing_that_was_guessed(
             return found
 
     plain = run_simulated(partial(cached, None))
-    assert run_simulated(partial(cached, GUESSES[guess])) == plain
+    assert run_simulated(partial(cached, RULES[rule])) == plain
     assert max(plain) >= len(PROMPT) + 30
 
 
-@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("options", [{"num_pages": 16}, {"num_pages": 60}], ids=str)
 def test_the_drafter_knows_what_each_slot_has_drawn_however_often_slots_change_hands(
-    guess: str, options: dict[str, Any]
+    rule: str, options: dict[str, Any]
 ) -> None:
     async def main() -> None:
-        engine = engine_of(GUESSES[guess], max_num_seqs=4, page_size=8, **options)
+        engine = engine_of(RULES[rule], max_num_seqs=4, page_size=8, **options)
         async with engine:
             prompts = [[index, *PROMPT] for index in range(9)]
             params = [SamplingParams(max_tokens=56, seed=seed_of(p), n=2) for p in prompts]
@@ -392,13 +390,13 @@ class Seldom(SchedulingPolicy):
         return limit if request.generated_tokens % 50 < 4 else 0
 
 
-@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("options", [{"num_pages": 16}, {"num_pages": 60}], ids=str)
 def test_one_that_is_watched_is_told_what_was_drawn_however_often_slots_change_hands(
-    guess: str, overlap: bool, options: dict[str, Any]
+    rule: str, overlap: bool, options: dict[str, Any]
 ) -> None:
-    drafter = QuickFakeModelDrafter(GUESSES[guess], seed_of)
+    drafter = QuickFakeModelDrafter(RULES[rule], seed_of)
 
     async def main() -> None:
         engine = Engine(
@@ -409,7 +407,7 @@ def test_one_that_is_watched_is_told_what_was_drawn_however_often_slots_change_h
             page_size=8,
             output_reserve_tokens=0,
             speculation=Speculation(drafter="scripted", max_tokens=4),
-            plugins=[FakeModelDrafters(GUESSES[guess], made=lambda: drafter)],
+            plugins=[FakeModelDrafters(RULES[rule], made=lambda: drafter)],
             **options,
         )
         async with engine:
@@ -431,7 +429,7 @@ def test_one_that_is_watched_is_told_what_was_drawn_however_often_slots_change_h
     assert LOOK_STEPS in drafter.limits
 
 
-def test_a_dump_is_plain_while_guesses_are_in_flight() -> None:
+def test_a_dump_is_plain_while_drafts_are_in_flight() -> None:
     async def main() -> None:
         params = SamplingParams(max_tokens=60, seed=seed_of(PROMPT))
         engine = engine_of(right_up_to(2))

@@ -32,7 +32,7 @@ def test_each_drafter_is_measured_at_each_size(tmp_path: Path) -> None:
         assert min(row["step_us"], row["start_ms"], row["end_ms"], row["bytes_per_token"]) > 0
 
 
-def test_guesses_are_counted_against_what_was_written(tmp_path: Path) -> None:
+def test_drafts_are_counted_against_what_was_written(tmp_path: Path) -> None:
     steps = [
         {"session": "a", "keep_chars": 0, "append": "json.dumps(value) ", "output": "is a str. "},
         {"session": "a", "keep_chars": 18, "append": "And? ", "output": "is a str. "},
@@ -49,7 +49,7 @@ def test_guesses_are_counted_against_what_was_written(tmp_path: Path) -> None:
     by_name = {(row["workload"], row["drafter"]): row for row in rows}
     assert len(by_name) == 3 * len(drafters)
     for row in rows:
-        # A step whose last guess is the end of an answer brings no token behind it.
+        # A step whose last draft token is the end of an answer brings no token behind it.
         assert 0 <= row["steps"] + row["accepted"] - row["tokens"] <= row["answers"]
         assert row["accepted"] <= row["drafted"] <= 8 * row["steps"]
         assert row["tokens_per_step"] == row["tokens"] / row["steps"]

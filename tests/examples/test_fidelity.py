@@ -14,7 +14,7 @@ import pytest
 from aioserve import SchedulingPolicy
 from aioserve.simulation.cost import CostTable
 from aioserve.simulation.simulator import simulate
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from tests import made_up_traces
 from tests.parity import tiny_models
 

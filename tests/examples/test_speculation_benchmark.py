@@ -27,7 +27,7 @@ STEPS = [
 
 
 class Repeats(ScriptedDrafter):
-    """Guesses that the last token comes again."""
+    """Drafts that the last token comes again."""
 
     def __init__(self) -> None:
         super().__init__(lambda sequence, count: [], lambda known, coming, limit: known[-1:])
@@ -110,7 +110,7 @@ def test_all_workloads_run_in_turn_with_the_same_tokens_and_namespaces_of_their_
     # Each of three runs of a workload, that to warm up included.
     assert len(set(NAMESPACES)) == 3 * len(workloads)
     printed = capsys.readouterr().out
-    assert "tokens of a step that verifies k guesses" in printed
+    assert "tokens of a step that verifies k draft tokens" in printed
     assert all(workload in printed for workload in workloads)
 
 
@@ -124,7 +124,7 @@ def test_what_steps_are_expected_to_bring_is_a_geometric_sum_beside_what_they_br
         row("edits", 8, "suffix", drafted=[1], accepted=[0]),
         row("random", 1, "suffix", drafted=[0], accepted=[0]),
     ]
-    (one,) = scripts.speculation.tokens_by_guesses(rows)
+    (one,) = scripts.speculation.tokens_by_draft_length(rows)
     assert (one["workload"], one["acceptance"]) == ("edits", 0.8)
     a = 0.8
     assert one["formula"] == pytest.approx([(1 - a ** (k + 1)) / (1 - a) for k in (1, 2, 3)])
@@ -204,7 +204,7 @@ def test_a_kind_of_draft_is_counted_at_each_temperature_with_the_same_tokens(
     options = ("--drafts", "hardly ever right=repeats", "--only", "the model itself")
     options += ("hardly ever right",)
     options += ("--workloads", "questions", "--sessions", "2", "--turns", "2")
-    options += ("--output-tokens", "24", "--guesses", "4", "--dtype", "float32")
+    options += ("--output-tokens", "24", "--draft-tokens", "4", "--dtype", "float32")
     monkeypatch.setattr("sys.argv", ["acceptance.py", *options, "--json", str(result)])
     scripts.acceptance.main()
     rows = json.loads(result.read_text())
@@ -217,9 +217,9 @@ def test_a_kind_of_draft_is_counted_at_each_temperature_with_the_same_tokens(
         assert (plain["drafted"], plain["steps"]) == ([], plain["tokens"])
         assert itself["tokens"] == wrong["tokens"] == plain["tokens"]
         assert itself["steps"] < wrong["steps"] <= plain["steps"]
-        # All of its guesses are right, and one of each completion may be its end.
+        # All of its draft tokens are right, and one of each completion may be its end.
         assert 0 <= sum(itself["drafted"]) - sum(itself["accepted"]) <= 4
-        # All steps have a guess but the first of each completion, and the last isn't counted.
+        # All steps have a draft token but the first of each completion, and the last isn't counted.
         assert sum(wrong["accepted"]) < 0.2 * wrong["drafted"][0]
         assert wrong["drafted"][0] >= wrong["steps"] - 2 * 4
     printed = capsys.readouterr().out

@@ -15,9 +15,9 @@ import torch
 
 from aioserve import Engine, SamplingParams, Speculation
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import PlanReader, StepArrays
 from aioserve.execution.block import packed, unpacked
 from aioserve.execution.cpu_worker import CpuWorker
+from aioserve.execution.step_arrays import PlanReader, StepArrays
 from aioserve.ops.batch import BATCH_FIELDS, SAMPLE_FIELDS, HostBatch, SampleRows
 from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import PENDING_TOKEN, StepPlan

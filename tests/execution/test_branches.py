@@ -320,7 +320,7 @@ temperatures = st.sampled_from([0.0, 1.0])
     dropped=st.sampled_from([0, 0, 1, 3]),
 )
 @settings(max_examples=examples(25))
-def test_tokens_and_pages_are_as_without_guesses(
+def test_tokens_and_pages_are_as_without_drafts(
     decoder: Decoder,
     data: st.DataObject,
     prompt_tokens: int,
@@ -343,7 +343,7 @@ def test_tokens_and_pages_are_as_without_guesses(
     part_first=st.booleans(),
 )
 @settings(max_examples=examples(25))
-def test_two_sequences_of_a_step_are_as_without_guesses(
+def test_two_sequences_of_a_step_are_as_without_drafts(
     decoder: Decoder,
     data: st.DataObject,
     prompt_tokens: tuple[int, int],

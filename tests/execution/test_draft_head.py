@@ -35,7 +35,7 @@ def bench_of(
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_all_guesses_of_a_head_that_knows_are_right(depth: int) -> None:
+def test_all_drafts_of_a_head_that_knows_are_right(depth: int) -> None:
     bench = bench_of(HeadOfEntries())
     bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
     assert [*run(bench, depth).values()] == [expected_tokens(PROMPT, 40)]
@@ -43,7 +43,7 @@ def test_all_guesses_of_a_head_that_knows_are_right(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_wrong_guess_is_forgotten(depth: int) -> None:
+def test_a_wrong_draft_is_forgotten(depth: int) -> None:
     head = HeadOfEntries()
     head.wrong_at = frozenset([len(PROMPT) + 2])
     bench = bench_of(head)
@@ -55,7 +55,7 @@ def test_a_wrong_guess_is_forgotten(depth: int) -> None:
     assert sum(counters.accepted) >= 25
 
 
-def test_states_of_a_prefix_that_was_computed_without_guesses_are_there() -> None:
+def test_states_of_a_prefix_that_was_computed_without_drafts_are_there() -> None:
     prompt = [*range(30)]
     bench = bench_of(HeadOfEntries(), prefix_caching=True)
     bench.submit(prompt, max_tokens=9)
@@ -66,14 +66,14 @@ def test_states_of_a_prefix_that_was_computed_without_guesses_are_there() -> Non
     assert check_all_right(bench) >= 12
 
 
-def test_a_context_that_is_longer_than_the_heads_goes_on_without_guesses() -> None:
+def test_a_context_that_is_longer_than_the_heads_goes_on_without_drafts() -> None:
     bench = bench_of(HeadOfEntries(max_model_len=20))
     bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
     assert [*run(bench, 1).values()] == [expected_tokens(PROMPT, 40)]
     assert 8 <= check_all_right(bench) <= 20 - len(PROMPT)
 
 
-def test_a_prompt_of_one_token_has_guesses_behind_the_first() -> None:
+def test_a_prompt_of_one_token_has_drafts_behind_the_first() -> None:
     bench = bench_of(HeadOfEntries())
     bench.submit([7], max_tokens=20, max_draft_tokens=3)
     assert [*run(bench, 1).values()] == [expected_tokens([7], 20)]

@@ -50,7 +50,7 @@ def bench_of(
             num_groups=bench.device.num_groups,
             max_model_len=decoder.max_model_len,
             max_sequences=bench.device.num_slots,
-            max_guesses=most_tokens,
+            max_draft_tokens=most_tokens,
             most_tokens=most_tokens,
             end_ids=draft_end_ids,
         ),
@@ -90,7 +90,7 @@ def check_all_right(bench: Bench) -> int:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_all_guesses_of_the_model_itself_are_right(depth: int) -> None:
+def test_all_drafts_of_the_model_itself_are_right(depth: int) -> None:
     bench = bench_of(DraftDecoder())
     bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
     assert [*run(bench, depth).values()] == [expected_tokens(PROMPT, 40)]
@@ -98,7 +98,7 @@ def test_all_guesses_of_the_model_itself_are_right(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_wrong_guess_is_forgotten(depth: int) -> None:
+def test_a_wrong_draft_is_forgotten(depth: int) -> None:
     decoder = DraftDecoder()
     decoder.wrong_at = frozenset([len(PROMPT) + 2])
     bench = bench_of(decoder)
@@ -110,7 +110,7 @@ def test_a_wrong_guess_is_forgotten(depth: int) -> None:
     assert sum(counters.drafted) - sum(counters.accepted) == 3
 
 
-def test_a_prefix_that_was_computed_without_guesses_is_no_hole() -> None:
+def test_a_prefix_that_was_computed_without_drafts_is_no_hole() -> None:
     prompt = [*range(30)]
     bench = bench_of(DraftDecoder(), prefix_caching=True)
     bench.submit(prompt, max_tokens=9)
@@ -151,7 +151,7 @@ class Seldom(SchedulingPolicy):
 @pytest.mark.parametrize("page_size", [1, 2, 4])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
-def test_an_answer_that_was_computed_without_guesses_is_no_hole(
+def test_an_answer_that_was_computed_without_drafts_is_no_hole(
     page_size: int, depth: int, steps: int
 ) -> None:
     """Its pages replace those that draft tokens were written to."""
@@ -174,7 +174,7 @@ def test_a_long_prompt_is_caught_up_with_piece_by_piece() -> None:
     assert decoder.most_at_once == 10
 
 
-def test_nothing_is_guessed_behind_an_end() -> None:
+def test_nothing_is_drafted_behind_an_end() -> None:
     tokens = expected_tokens(PROMPT, 9)
     bench = bench_of(DraftDecoder(), draft_end_ids=tokens[8:])
     bench.submit(PROMPT, max_tokens=40, max_draft_tokens=6, end_ids=frozenset(tokens[8:]))
@@ -184,7 +184,7 @@ def test_nothing_is_guessed_behind_an_end() -> None:
     assert (counters.drafted, counters.accepted) == ([2, *[1] * 5], [1] * 6)
 
 
-def test_nothing_is_guessed_once_the_end_is_known() -> None:
+def test_nothing_is_drafted_once_the_end_is_known() -> None:
     """A step in flight when the end came is an example."""
     tokens = expected_tokens(PROMPT, 9)
     bench = bench_of(DraftDecoder(), draft_end_ids=tokens)
@@ -193,14 +193,14 @@ def test_nothing_is_guessed_once_the_end_is_known() -> None:
     assert not any(bench.scheduler.counters.drafted)
 
 
-def test_a_context_that_is_longer_than_the_drafts_goes_on_without_guesses() -> None:
+def test_a_context_that_is_longer_than_the_drafts_goes_on_without_drafts() -> None:
     bench = bench_of(DraftDecoder(max_model_len=20))
     bench.submit(PROMPT, max_tokens=40, max_draft_tokens=4)
     assert [*run(bench, 1).values()] == [expected_tokens(PROMPT, 40)]
     assert 8 <= check_all_right(bench) <= 20 - len(PROMPT)
 
 
-def test_a_row_that_nothing_can_be_drawn_from_ends_the_guesses_of_its_slot() -> None:
+def test_a_row_that_nothing_can_be_drawn_from_ends_the_drafts_of_its_slot() -> None:
     decoder = DraftDecoder()
     decoder.rows_without_token = frozenset([0])
     bench = bench_of(decoder)

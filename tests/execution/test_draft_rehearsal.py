@@ -17,13 +17,13 @@ from tests.doubles.draft_decoder import DraftDecoder, TokenPages
 MOST_TOKENS = 20
 
 
-def options_of(max_model_len: int, max_guesses: int) -> DraftOptions:
+def options_of(max_model_len: int, max_draft_tokens: int) -> DraftOptions:
     return DraftOptions(
         num_slots=6,
         num_groups=1,
         max_model_len=max_model_len,
         max_sequences=3,
-        max_guesses=max_guesses,
+        max_draft_tokens=max_draft_tokens,
         most_tokens=MOST_TOKENS,
     )
 
@@ -84,11 +84,11 @@ class Target(DraftDecoder):
         return Drawn(torch.zeros(len(rows), dtype=torch.int64), {})
 
 
-@pytest.mark.parametrize(("count", "max_guesses"), [(5, 3), (3, 5)])
-def test_heads_rehearse_the_most_guesses_of_the_most_sequences(
-    count: int, max_guesses: int
+@pytest.mark.parametrize(("count", "max_draft_tokens"), [(5, 3), (3, 5)])
+def test_heads_rehearse_the_most_drafts_of_the_most_sequences(
+    count: int, max_draft_tokens: int
 ) -> None:
     heads, states = HeardHeads(count), StatePages(torch.ones(1, 4, 8), None)
-    options = options_of(90, max_guesses)
+    options = options_of(90, max_draft_tokens)
     DraftMedusa(cast(Any, heads), cast(Any, Target()), states, options).rehearse()
     assert set(heads.asked) == {(3, 3)}

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from aioserve.execution.handler_thread import HandlerThread
-from aioserve.execution.loop_callbacks import LoopCallbacks, settle
+from aioserve.execution.loop_callbacks import LoopCallbacks, resolve
 from tests.waits import LIMIT_SECONDS, until
 
 
@@ -134,7 +134,7 @@ async def test_a_future_is_settled_once():
     given, raising, cancelled = (loop.create_future() for _ in range(3))
     cancelled.cancel()
     for future, result in ((given, 1), (given, 2), (raising, ValueError("no")), (cancelled, 3)):
-        settle(future, result)
+        resolve(future, result)
     assert given.result() == 1
     with pytest.raises(ValueError, match="no"):
         raising.result()

@@ -12,8 +12,8 @@ import pytest
 
 from aioserve.drafting.drafter import DraftedSequence
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import StepArrays
 from aioserve.execution.host import Host
+from aioserve.execution.step_arrays import StepArrays
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import PageCopy

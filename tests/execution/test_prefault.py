@@ -36,7 +36,7 @@ class Spare(NamedTuple):
     bytes: int
 
 
-class AskedFor:
+class RecordingCache:
     """A cache that notes which of its pages were provided."""
 
     def __init__(self, num_pages: int, page_bytes: int) -> None:
@@ -62,14 +62,14 @@ class AskedFor:
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[AskedFor, int, list[int | Spare | None]]:
+def scenes(draw: st.DrawFn) -> tuple[RecordingCache, int, list[int | Spare | None]]:
     """Draw a cache, a distance to provide ahead, and events.
 
     An event is a written page, a change of available memory, or None for an idle thread.
     """
     num_pages = draw(st.integers(1, 40))
     page_bytes = prefault.PIECE_BYTES * 2 // draw(st.integers(1, 20))
-    cache = AskedFor(num_pages, page_bytes)
+    cache = RecordingCache(num_pages, page_bytes)
     pages = st.integers(0, num_pages - 1)
     spare = st.integers(0, 12).map(
         lambda pages: Spare(prefault.LEAVE_BYTES + pages * cache.bytes_per_page)

@@ -80,7 +80,7 @@ def plan_of(**parts: tuple[object, ...]) -> StepPlan:
     return StepPlan(step=1, num_verified=1, **{"items": (), **parts})
 
 
-def test_an_item_begins_where_the_guesses_before_it_ended() -> None:
+def test_an_item_begins_where_the_drafts_before_it_ended() -> None:
     slot = Slot()
     first = slot.step(ItemKind.VERIFY, 3, [20, DRAFT_TOKEN, DRAFT_TOKEN], [21, 9])
     assert (first.start, first.token_ids.tolist()) == (3, [20, 21, 22])
@@ -128,7 +128,7 @@ def test_what_was_drawn_behind_a_mask_that_came_late_is_forgotten() -> None:
     assert slot.known == [*PROMPT, 20, 30]
 
 
-def test_an_item_with_guesses_goes_back_to_a_token_that_its_plan_knows() -> None:
+def test_an_item_with_drafts_goes_back_to_a_token_that_its_plan_knows() -> None:
     slot = Slot()
     slot.step(ItemKind.DECODE, 3, [20], [21])
     slot.step(ItemKind.DECODE, 4, [PENDING_TOKEN], [22])
@@ -170,9 +170,9 @@ class QuickDrafter(ScriptedDrafter):
         self.ended: dict[int, list[int]] = {}
 
     def draft(self, slot: int, limit: int) -> Sequence[int]:
-        guesses = super().draft(slot, limit)
-        self.looks.append((slot, list(self.known[slot]), list(guesses)))
-        return guesses
+        draft_tokens = super().draft(slot, limit)
+        self.looks.append((slot, list(self.known[slot]), list(draft_tokens)))
+        return draft_tokens
 
     def end(self, slot: int) -> None:
         self.ended[slot] = self.known[slot]
@@ -214,7 +214,7 @@ class QuickSlots:
         self.run([(slot, ItemKind.VERIFY, len(self.known[slot]) - 1, ids)])
         asked, heard, _ = self.drafter.looks[-1]
         assert (asked, heard) == (slot, self.known[slot][: len(heard)])
-        assert self.resolver._heard[slot] == len(heard)
+        assert self.resolver._num_sent[slot] == len(heard)
 
     def run(self, parts: list[tuple[int, ItemKind, int, list[int]]]) -> None:
         items = tuple(
@@ -296,7 +296,7 @@ def test_it_is_asked_however_often_others_start() -> None:
     assert all(found.asked == found.accepted > 1 for found in slots.found[0])
 
 
-def test_guesses_that_nothing_verifies_are_compared_with_what_was_drawn() -> None:
+def test_drafts_that_nothing_verifies_are_compared_with_what_was_drawn() -> None:
     slots = QuickSlots(0)
     slots.random.random = lambda: 0.0  # every draft token is right
     slots.start(0)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from aioserve.execution.batch import NO_COPIES, StepArrays
 from aioserve.execution.speculation.verification import RejectionSampling, SamplerMatch
 from aioserve.execution.speculation.verified_rows import VerifiedRows
+from aioserve.execution.step_arrays import NO_COPIES, StepArrays
 from aioserve.ops import Backend
 from aioserve.request import SamplingParams
 from aioserve.sampling.sampler import SlotTable
@@ -28,24 +28,24 @@ SURE = [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
 class Drawn:
     """A drafter that drew the draft tokens of some slots, all from one distribution."""
 
-    def __init__(self, guesses: Mapping[int, int], distribution: Sequence[float]) -> None:
-        self._guesses = guesses
+    def __init__(self, draft_tokens: Mapping[int, int], distribution: Sequence[float]) -> None:
+        self._draft_tokens = draft_tokens
         self._distribution = torch.tensor(distribution)
 
     def distributions(self, slot: int) -> Sequence[torch.Tensor]:
-        return [self._distribution] * self._guesses.get(slot, 0)
+        return [self._distribution] * self._draft_tokens.get(slot, 0)
 
 
-def step_of(guesses: Sequence[Sequence[int]], seed: int = 0) -> StepArrays:
+def step_of(draft_tokens: Sequence[Sequence[int]], seed: int = 0) -> StepArrays:
     """Make a step in which slot i draws a token, followed by these draft tokens."""
-    slots = SlotTable(len(guesses))
-    counts = [len(ids) + 1 for ids in guesses]
+    slots = SlotTable(len(draft_tokens))
+    counts = [len(ids) + 1 for ids in draft_tokens]
     firsts = [sum(counts[:i]) for i in range(len(counts))]
-    for slot in range(len(guesses)):
+    for slot in range(len(draft_tokens)):
         slots.start(slot, WARM, seed + slot)
     at = [slot for slot, count in enumerate(counts) for _ in range(count)]
     positions = [10 + place for count in counts for place in range(count)]
-    by_first = {first: ids for first, ids in zip(firsts, guesses, strict=True) if ids}
+    by_first = {first: ids for first, ids in zip(firsts, draft_tokens, strict=True) if ids}
     verified = VerifiedRows(firsts, counts, by_first)
     return StepArrays(3, NO_COPIES, None, slots.rows(at, positions), verified=verified)
 
@@ -59,7 +59,7 @@ def outcome(
 
 
 @on_every_backend
-def test_only_rows_whose_guesses_were_drawn_are_decided_otherwise(backend: Backend) -> None:
+def test_only_rows_whose_drafts_were_drawn_are_decided_otherwise(backend: Backend) -> None:
     """Slot 1 has draft tokens that were not drawn, and slot 2 has none. With many seeds,
     rejection keeps a token that the row's own draw would not give."""
     other = 0
@@ -82,7 +82,7 @@ def test_only_rows_whose_guesses_were_drawn_are_decided_otherwise(backend: Backe
 
 
 @on_every_backend
-def test_behind_guesses_that_are_all_kept_a_token_is_drawn_as_without_any(
+def test_behind_drafts_that_are_all_kept_a_token_is_drawn_as_without_any(
     backend: Backend,
 ) -> None:
     rule = Drawn({0: 1}, SURE)
@@ -109,7 +109,7 @@ def test_bad_rows_are_told_as_by_sampler_match(bad: float, backend: Backend) -> 
         assert rejection.token_ids == match.token_ids
 
 
-def test_a_step_without_drawn_guesses_needs_no_logits() -> None:
+def test_a_step_without_drawn_drafts_needs_no_logits() -> None:
     backend = BACKENDS[0]
     step = step_of([[2, 2], [2]])
     assert not SamplerMatch(backend).reads_logits(step)
@@ -119,7 +119,7 @@ def test_a_step_without_drawn_guesses_needs_no_logits() -> None:
     assert not RejectionSampling(backend, Drawn({0: 1}, [0.0])).reads_logits(plain)
 
 
-def test_a_distribution_that_a_guess_lacks_is_refused() -> None:
+def test_a_distribution_that_a_draft_lacks_is_refused() -> None:
     rule = RejectionSampling(BACKENDS[0], Drawn({0: 1}, [1 / VOCAB] * VOCAB))
     with pytest.raises(ValueError, match="zip"):
         rule.reads_logits(step_of([[2, 2]]))

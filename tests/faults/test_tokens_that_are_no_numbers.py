@@ -67,7 +67,7 @@ async def test_those_that_share_pages_with_a_broken_one_have_their_tokens(
 
 
 class Wrong(Drafter):
-    """Guesses the broken token, always."""
+    """Drafts the broken token, always."""
 
     def start(self, slot: int, sequence: DraftedSequence) -> None: ...
 
@@ -89,7 +89,7 @@ class Plugin:
 
 
 @pytest.mark.parametrize("max_branches", [0, 2])
-async def test_a_wrong_guess_ends_no_request(model: Path, max_branches: int) -> None:
+async def test_a_wrong_draft_ends_no_request(model: Path, max_branches: int) -> None:
     expected = await each_alone(model)
     speculation = Speculation(drafter="wrong", max_tokens=6, max_branches=max_branches)
     async with Engine(model, speculation=speculation, plugins=[Plugin()]) as engine:

@@ -26,7 +26,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("pages", [{}, {"num_pages": 40, "num_host_pages": 80}])
 @pytest.mark.parametrize("drafter", ["model:target", "model:small", "eagle3", "mtp", "medusa"])
-def test_what_guesses_changes_no_token(
+def test_what_drafts_changes_no_token(
     place: Place,
     models: Path,
     drafter: str,

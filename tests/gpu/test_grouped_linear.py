@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from aioserve.formats.weights import HeldLinear
-from aioserve.models.coded import CodedFloats
-from aioserve.models.grouped import GroupedIntegers, Scales
+from aioserve.formats.weights import PackedLinear
 from aioserve.models.quantization.packing import E4M3
 from aioserve.models.stored import Floats
+from aioserve.models.weight_codes import WeightCodes
+from aioserve.models.weight_integers import Scales, WeightIntegers
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.grouped_linear import multiplies_e4m3
 from tests.gpu.place import Place
@@ -35,7 +35,7 @@ class Form(NamedTuple):
     scales: Scales = "float32"
     permuted: bool = False
 
-    def weight(self, outputs: int) -> GroupedIntegers | CodedFloats:
+    def weight(self, outputs: int) -> WeightIntegers | WeightCodes:
         if self.table is not None:
             return random_codes(outputs, 2048, self.group, self.table)
         weight = random_integers(outputs, 2048, self.group, self.bits, self.kind)
@@ -48,7 +48,7 @@ class Form(NamedTuple):
             weight = replace(weight, order=order)
         return weight
 
-    def held(self, outputs: int, dtype: torch.dtype) -> HeldLinear:
+    def held(self, outputs: int, dtype: torch.dtype) -> PackedLinear:
         weights, rounded = [self.weight(outputs)], self.rounded
         return held(weights, dtype, rounded_activations=rounded, scales=self.scales)
 

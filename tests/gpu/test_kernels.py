@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from aioserve.formats.routing import ClampedSwiglu, Routing
-from aioserve.formats.weights import GroupedRows, HeldLinear
-from aioserve.models.grouped import E2M1_TWICE
+from aioserve.formats.weights import GroupedRows, PackedLinear
+from aioserve.models.weight_integers import E2M1_TWICE
 from aioserve.ops import KVShape
 from aioserve.ops.backend import AttentionKind, RMSNorm
 from aioserve.ops.experts import Routes
@@ -191,7 +191,7 @@ def test_experts_of_four_bits_agree_and_a_row_has_the_same_bits_alone(
         assert torch.equal(alone[0], y[row])
 
 
-def four_bits(outputs: int, inputs: int, seed: int) -> tuple[HeldLinear, Callable[[], Tensor]]:
+def four_bits(outputs: int, inputs: int, seed: int) -> tuple[PackedLinear, Callable[[], Tensor]]:
     """Make a layer in MXFP4 with a bias of 0.5, and a function that makes its weight in float64."""
     generator = np.random.default_rng(seed)
     values = generator.integers(0, 256, (inputs // 32, outputs, 16), dtype=np.uint8)
@@ -219,7 +219,7 @@ def four_bits(outputs: int, inputs: int, seed: int) -> tuple[HeldLinear, Callabl
         dense = table[codes] * scales[:, :, None]
         return torch.from_numpy(dense).double().transpose(0, 1).reshape(outputs, inputs)
 
-    return HeldLinear("bfloat16", inputs, (rows,)), weight
+    return PackedLinear("bfloat16", inputs, (rows,)), weight
 
 
 def bfloat16_bits(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:

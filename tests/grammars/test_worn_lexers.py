@@ -84,7 +84,7 @@ def test_a_full_lexer_changes_nothing_of_what_is_allowed(
     assert any(not matcher._follower.shares for matcher in followed)  # one was full, at the least
 
 
-def test_a_completion_with_a_lexer_of_its_own_tells_nothing_of_guesses() -> None:
+def test_a_completion_with_a_lexer_of_its_own_tells_nothing_of_drafts() -> None:
     """They would take the room of the completion, which then ended where it else goes on."""
     grammar = compiled(FORMS[0], shared=25)
     matcher = grammar.matcher({END})

@@ -15,7 +15,7 @@ import pytest
 from aioserve.kv.page_pool import NO_STEP, PagePool
 from aioserve.kv.prefix_tree import PrefixTree
 from aioserve.traces.formats import read_agentic, read_mooncake
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from tests import made_up_traces
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from aioserve.formats.weights import CUDA, NATIVE, PLAIN_FLOATS, HeldLinear
+from aioserve.formats.weights import CUDA, NATIVE, PLAIN_FLOATS, PackedLinear
 from aioserve.models.files import model_files
 from aioserve.models.reading import ReadWeights, WeightReading
 from aioserve.models.stored import PLAIN
@@ -63,7 +63,7 @@ def check(
 def held_bytes(weights: ReadWeights) -> int:
     kernels = 0
     for held in weights.linears.values():
-        runs = held.runs if isinstance(held, HeldLinear) else (held,)
+        runs = held.runs if isinstance(held, PackedLinear) else (held,)
         kernels += sum(run.num_bytes for run in runs)
     return kernels + sum(array.nbytes for array in weights.arrays.values())
 

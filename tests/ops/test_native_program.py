@@ -103,9 +103,9 @@ OPS: dict[str, Callable[[LayerOps[Any], Layers, Any, Any], Any]] = {
     "packed embed": lambda ops, w, x, _: ops.embed(w.tied),
     "integer embed": lambda ops, w, x, _: ops.embed(w.tied_integers),
     "attention": lambda ops, w, x, _: attention(ops, ops.linear(x, w.qkv), False),
-    "beside": lambda ops, w, x, y: ops.linear(ops.beside(x, y), w.both),
-    "keep": lambda ops, w, x, _: ops.keep(x, 0),
-    "keep beside": lambda ops, w, x, _: ops.keep(x, HIDDEN),
+    "concat": lambda ops, w, x, y: ops.linear(ops.concat(x, y), w.both),
+    "tap": lambda ops, w, x, _: ops.tap(x, 0),
+    "tap beside": lambda ops, w, x, _: ops.tap(x, HIDDEN),
 }
 
 
@@ -125,7 +125,7 @@ def forward(
     def compute(ops: LayerOps[Any]) -> Any:
         values = [ops.embed(weights.embedding)]
         if "given" in ends:
-            values.append(ops.given(HIDDEN))
+            values.append(ops.hidden_in(HIDDEN))
         for name, first, second in steps:
             x, y = values[-1 - first % len(values)], values[-1 - second % len(values)]
             if name.startswith("add ") and x is y:
@@ -139,13 +139,15 @@ def forward(
         for row in rows[:-1]:
             x = ops.rms_norm(x, RMSNorm(weights.weight, 1e-6), row)
         if "keep" in ends:
-            ops.keep(x, 0)
-            ops.keep(rows[0], HIDDEN)
+            ops.tap(x, 0)
+            ops.tap(rows[0], HIDDEN)
         logits = ops.linear(x, weights.head)
         if cap:
             ops.scale(logits, 0.3)
             ops.soft_cap(logits, cap)
-        return ops.spread(logits, weights.spread, 2 * VOCAB) if "spread" in ends else logits
+        return (
+            ops.scatter_columns(logits, weights.spread, 2 * VOCAB) if "spread" in ends else logits
+        )
 
     return compute
 

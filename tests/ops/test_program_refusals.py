@@ -128,13 +128,13 @@ def test_rows_are_given_to_programs_that_read_them():
     program = recorded(reading, torch.float32)
     with pytest.raises(ValueError, match="is given rows of 24 columns"):
         program.logits(batch, kv)
-    with pytest.raises(ValueError, match=r"given must be .* of shape \(3, 24\)"):
+    with pytest.raises(ValueError, match=r"hidden_in must be .* of shape \(3, 24\)"):
         program.logits(batch, kv, None, torch.empty(2, 24))
     for rows in (None, torch.empty(3, 12)):
-        with pytest.raises(ValueError, match="given must be rows of 24 columns"):
+        with pytest.raises(ValueError, match="hidden_in must be rows of 24 columns"):
             reading(TensorOps(NATIVE, batch, kv, None, rows))
     program = recorded(forward([], LAYERS[torch.float32], 0.0), torch.float32)
-    with pytest.raises(ValueError, match=r"given must be .* of shape \(3, 0\)"):
+    with pytest.raises(ValueError, match=r"hidden_in must be .* of shape \(3, 0\)"):
         program.logits(batch, kv, None, torch.empty(3, 24))
 
 
@@ -142,20 +142,25 @@ def test_values_that_do_not_go_together_are_refused_when_they_are_recorded():
     weights = LAYERS[torch.float32]
     every = weights.embedding
     cases: list[tuple[str, Callable[[LayerOps[Any], Any, Any], Any]]] = [
-        ("keeps values with a row for each token, or", lambda ops, x, row: ops.keep(row, 0)),
-        ("of the same rows side by side", lambda ops, x, row: ops.beside(x, row)),
-        ("is given rows once", lambda ops, x, row: (ops.given(3), ops.given(3))),
-        ("columns must be", lambda ops, x, row: ops.spread(row, weights.spread[:3], 2 * VOCAB)),
+        ("keeps values with a row for each token, or", lambda ops, x, row: ops.tap(row, 0)),
+        ("of the same rows side by side", lambda ops, x, row: ops.concat(x, row)),
+        ("is given rows once", lambda ops, x, row: (ops.hidden_in(3), ops.hidden_in(3))),
+        (
+            "columns must be",
+            lambda ops, x, row: ops.scatter_columns(row, weights.spread[:3], 2 * VOCAB),
+        ),
         (
             f"columns must be from 0 to {VOCAB - 1}",
-            lambda ops, x, row: ops.spread(ops.linear(row, weights.head), weights.spread, VOCAB),
+            lambda ops, x, row: ops.scatter_columns(
+                ops.linear(row, weights.head), weights.spread, VOCAB
+            ),
         ),
     ]
     for message, refused in cases:
 
         def compute(ops: LayerOps[Any], refused: Any = refused) -> None:
             x = ops.embed(every)
-            ops.keep(x, 0)
+            ops.tap(x, 0)
             refused(ops, x, ops.logit_rows(x))
 
         with pytest.raises(ValueError, match=message):
@@ -164,7 +169,7 @@ def test_values_that_do_not_go_together_are_refused_when_they_are_recorded():
 
     def spreading(ops: LayerOps[Any]) -> None:
         narrow = ops.linear(ops.embed(half.embedding), half.tied)
-        ops.spread(narrow, half.spread, 2 * VOCAB)
+        ops.scatter_columns(narrow, half.spread, 2 * VOCAB)
 
     with pytest.raises(ValueError, match="spreads float32 columns alone"):
         recorded(spreading, torch.bfloat16)

@@ -81,7 +81,7 @@ def _wrong_at_once(coming: list[int], place: int, limit: int) -> Sequence[int]:
 
 
 def _anything(coming: list[int], place: int, limit: int) -> Sequence[int]:
-    return [(7 * place + 3 * guess * guess) % VOCAB_SIZE for guess in range(place % (limit + 1))]
+    return [(7 * place + 3 * index * index) % VOCAB_SIZE for index in range(place % (limit + 1))]
 
 
 def _an_end(coming: list[int], place: int, limit: int) -> Sequence[int]:

@@ -158,7 +158,7 @@ def _speculation(
     return Feature(
         options=options,
         again=again,
-        met=lambda seen: seen.guessed,
+        met=lambda seen: seen.drafted,
         never_met_by=frozenset(["pooling", "logits_processors", *never_met_by]),
         happened=happened,
         group="drafter",

@@ -224,7 +224,7 @@ class Seen:
         return {ask.name for wave in self.results for ask, brought in wave if brought.cached_tokens}
 
     @property
-    def guessed(self) -> set[str]:
+    def drafted(self) -> set[str]:
         """Requests that had draft tokens."""
         return {
             ask.name for wave in self.results for ask, brought in wave if brought.drafted_tokens

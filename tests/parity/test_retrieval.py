@@ -153,7 +153,7 @@ async def test_vectors_are_those_that_the_files_ask_for(
     prompts = [*ids, *(prompt_of(seed, 30) for seed in (1, 1, 2))]
     expected = [pooled(states_of(model, one), pooling, normalize=normalize) for one in prompts]
     async with Engine(str(tmp_path), dtype="float32", **settings) as engine:
-        assert engine.retrieval.is_told
+        assert engine.retrieval.is_from_files
         for _ in range(2):
             async with preempting(engine):
                 texts, found, alone = await asyncio.gather(
@@ -176,7 +176,7 @@ async def test_vectors_are_those_that_the_files_ask_for(
 async def test_a_model_without_a_head_says_so_where_it_is_to_write(tmp_path: Path) -> None:
     write_model(tmp_path, "Qwen3Model", tied=False)
     async with Engine(str(tmp_path), **ROOMY) as engine:
-        assert not engine.retrieval.is_told
+        assert not engine.retrieval.is_from_files
         assert (await engine.embed([5, 6])).shape == (48,)
         with pytest.raises(InvalidRequestError, match="no output layer"):
             await engine.generate([5, 6])

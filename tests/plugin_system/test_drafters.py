@@ -33,7 +33,7 @@ from tests.plugin_system.planted import entry_point
 
 
 class Repeating(Drafter):
-    """Guesses that the last token comes again."""
+    """Drafts that the last token comes again."""
 
     def __init__(self, *, times: int = 2) -> None:
         self.times = times
@@ -240,7 +240,7 @@ PROMPTS: list[Any] = [[5, 6, 7], "a text", "a long text, " * 50]
 @pytest.mark.parametrize("length", [1, 1500])
 @pytest.mark.parametrize("truncated", [None, 2])
 @pytest.mark.asyncio
-async def test_a_request_has_its_guesses_and_the_ids_of_its_prediction(
+async def test_a_request_has_its_drafts_and_the_ids_of_its_prediction(
     prompt, length, truncated, monkeypatch
 ):
     model, plugins = Verifying(max_model_len=4096, num_pages=1024), [DrafterPlugin()]

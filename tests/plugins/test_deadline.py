@@ -11,8 +11,8 @@ from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.records import Ending
 from aioserve.simulation.simulator import simulate
 from aioserve.steps.plan import StepPlan
-from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import synthetic_trace
+from aioserve.traces.trace_request import TraceRequest
 from aioserve.traces.workload import with_targets
 from aioserve_plugins.deadline import WARM_UP_STEPS, Deadline
 from aioserve_plugins.fcfs import FirstComeFirstServed
@@ -85,7 +85,7 @@ def test_who_cannot_make_it_is_refused_with_the_estimate():
     )
 
 
-def test_nothing_is_guessed_before_something_was_measured():
+def test_nothing_is_drafted_before_something_was_measured():
     bench = Bench(policy=Deadline())
     bench.submit(200, 1, ttft_target_seconds=0.001)
     bench.plan(0.0005)

@@ -18,8 +18,8 @@ from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.testing import check_policy
 from aioserve.traces.formats import read_trace
-from aioserve.traces.request import TraceRequest, at_rate
 from aioserve.traces.synthetic import synthetic_trace
+from aioserve.traces.trace_request import TraceRequest, at_rate
 from aioserve_plugins._waiting_prompts import WaitingPrompts
 from aioserve_plugins.cache_aware import CacheAware
 from aioserve_plugins.shortest_first import ShortestFirst

@@ -127,7 +127,7 @@ def test_with_a_lead_nobody_gets_further_ahead_however_long_answers_are(todo, we
             continue
         bench.step()
         waiting = {sequence.view.tenant for sequence in bench.scheduler.state.waiting}
-        policy._settle()
+        policy._charge_all_generated()
         for pair in permutations(weight, 2):
             if waiting.issuperset(pair):
                 lead = policy._counter(pair[0]) - policy._counter(pair[1])
@@ -290,7 +290,7 @@ def test_no_more_give_way_than_bring_those_behind_up_and_can_start_in_the_step(
     for _ in range(8):
         bench.submit([9] * prompt, 400, tenant="behind")
     bench.step()
-    policy._settle()
+    policy._charge_all_generated()
     policy._counters["ahead"] = policy._counter("behind") + lead
     bench.step()
     assert bench.scheduler.counters.preemptions == expected
@@ -320,7 +320,7 @@ def test_as_many_give_way_as_the_one_behind_needs_pages_for(reserve, cached):
     began = policy._counter("ahead") - policy._counter("behind")
     while bench.sequences[behind].phase is Phase.WAITING:
         bench.step()
-        policy._settle()
+        policy._charge_all_generated()
     assert policy._counter("ahead") - policy._counter("behind") <= began + 64 + 4 + 2 * 2 * 2
 
 

@@ -15,7 +15,7 @@ from aioserve.simulation.metrics import Metrics, metrics_of
 from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
-from aioserve.traces.request import TraceRequest, at_rate
+from aioserve.traces.trace_request import TraceRequest, at_rate
 from aioserve.traces.workload import with_targets
 from tests import made_up_traces
 

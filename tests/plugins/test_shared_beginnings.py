@@ -18,7 +18,7 @@ from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
-from aioserve.traces.request import TraceRequest, at_rate
+from aioserve.traces.trace_request import TraceRequest, at_rate
 from aioserve_plugins._shared_beginnings import COMPARISONS, SharedBeginnings
 from aioserve_plugins.round_robin import RoundRobin
 from tests import made_up_traces

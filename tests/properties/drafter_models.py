@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["ModelAnswers", "ModelSequence", "ngram_guess", "suffix_guess"]
+__all__ = ["ModelAnswers", "ModelSequence", "ngram_draft", "suffix_draft"]
 
 START, END = -2, -1
 PREDICTION_DEPTH = 64
@@ -40,7 +40,7 @@ class Windows:
         """Starts of the windows that begin with `run`, which is no longer than they are."""
         return [s for s in self.starts if self.text[s : s + len(run)] == run]
 
-    def guess(self, run: list[int], most: int, least: float) -> tuple[list[int], float, int]:
+    def draft(self, run: list[int], most: int, least: float) -> tuple[list[int], float, int]:
         """Draft tokens, the expected number of right ones, and the number of occurrences of
         `run`."""
         starts = self.behind(run)
@@ -92,14 +92,14 @@ def longest_match(windows: Windows, run: list[int]) -> int:
     return next((n for n in lengths if windows.behind(run[len(run) - n :])), 0)
 
 
-def predicted_guess(sequence: ModelSequence, limit: int) -> list[int]:
+def predicted_draft(sequence: ModelSequence, limit: int) -> list[int]:
     if not sequence.predicted:
         return []
     windows = ended_windows([[START, *sequence.predicted]], PREDICTION_DEPTH)
     length = longest_match(windows, sequence.marked)
     if length < min(2, len(sequence.marked)):
         return []
-    return windows.guess(sequence.marked[-length:], limit, 0.0)[0]
+    return windows.draft(sequence.marked[-length:], limit, 0.0)[0]
 
 
 @dataclass
@@ -157,9 +157,9 @@ class ModelAnswers:
         ]
 
 
-def ngram_guess(sequence: ModelSequence, limit: int, lengths: Sequence[int]) -> list[int]:
+def ngram_draft(sequence: ModelSequence, limit: int, lengths: Sequence[int]) -> list[int]:
     """Draft from runs of the given `lengths`, longest first."""
-    if predicted := predicted_guess(sequence, limit):
+    if predicted := predicted_draft(sequence, limit):
         return predicted
     known = sequence.known
     for length in lengths:
@@ -173,7 +173,7 @@ def ngram_guess(sequence: ModelSequence, limit: int, lengths: Sequence[int]) -> 
     return []
 
 
-def suffix_guess(
+def suffix_draft(
     sequence: ModelSequence,
     limit: int,
     answers: ModelAnswers,
@@ -182,7 +182,7 @@ def suffix_guess(
     max_factor: float,
     min_probability: float,
 ) -> list[int]:
-    if predicted := predicted_guess(sequence, limit):
+    if predicted := predicted_draft(sequence, limit):
         return predicted
     own, own_length = known_windows(sequence.known, max_depth)
     shared = ended_windows(answers.texts(sequence.namespace), max_depth)
@@ -198,7 +198,7 @@ def suffix_guess(
             most = int(min(limit, max_factor * length))
             if most < 1:
                 break
-            tokens, expected, count = windows.guess(text[-length:], most, min_probability)
+            tokens, expected, count = windows.draft(text[-length:], most, min_probability)
             if count != count_before and expected > best_expected:
                 best, best_expected = tokens, expected
             count_before = count

@@ -22,8 +22,8 @@ from aioserve.drafting.suffix import SuffixDrafter
 from tests.properties.drafter_models import (
     ModelAnswers,
     ModelSequence,
-    ngram_guess,
-    suffix_guess,
+    ngram_draft,
+    suffix_draft,
 )
 from tests.tiers import examples
 
@@ -123,8 +123,8 @@ class DrafterMachine(RuleBasedStateMachine):
         slots = [s for s in slots if len(self.slots[s].known) < self.max_tokens]
         given = []
         for slot in slots:
-            guessed = list(self.drafter.draft(slot, 4))
-            held = guessed[: random.randint(0, 4)] if random.random() < 0.5 else []
+            drafted = list(self.drafter.draft(slot, 4))
+            held = drafted[: random.randint(0, 4)] if random.random() < 0.5 else []
             given.append(held + self.some_tokens(random, 0 if held else 1, 3))
         self.drafter.extend_all(slots, given)
         for slot, tokens in zip(slots, given, strict=True):
@@ -165,7 +165,7 @@ class NgramMachine(DrafterMachine):
         self.drafter = NgramDrafter(min_ngram=shortest, max_ngram=shortest + more)
 
     def expected(self, sequence: ModelSequence, limit: int) -> list[int]:
-        return ngram_guess(sequence, limit, self.lengths)
+        return ngram_draft(sequence, limit, self.lengths)
 
 
 class SuffixMachine(DrafterMachine):
@@ -202,7 +202,7 @@ class SuffixMachine(DrafterMachine):
         self.answers.add(sequence)
 
     def expected(self, sequence: ModelSequence, limit: int) -> list[int]:
-        return suffix_guess(sequence, limit, self.answers, **self.options)
+        return suffix_draft(sequence, limit, self.answers, **self.options)
 
     @invariant()
     def the_books_balance(self) -> None:

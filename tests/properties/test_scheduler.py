@@ -165,7 +165,7 @@ class StrayingDevice(FakeDevice):
     stray, which no sequence may hear of."""
 
     stray_slots: frozenset[int] = frozenset()
-    settled: tuple[WorkItem, ...] = ()
+    resolved: tuple[WorkItem, ...] = ()
     """Items of the last step, with their draft tokens and the places where these begin."""
 
     def execute(self, plan, masks=None):
@@ -173,7 +173,7 @@ class StrayingDevice(FakeDevice):
         return super().execute(plan, masks)
 
     def _check(self, plan):
-        self.settled = plan.items
+        self.resolved = plan.items
         super()._check(plan)
 
     def stray(self, row, token_id):
@@ -196,7 +196,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scored=st.integers(1, 20),
         groups=st.sampled_from([0, 0, 1, 2]),
         window=st.integers(1, 20),
-        guesses=st.integers(0, 2**16),
+        draft_choice=st.integers(0, 2**16),
     )
     def start(
         self,
@@ -214,7 +214,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scored,
         groups=0,
         window=0,
-        guesses=0,
+        draft_choice=0,
     ):
         self.groups, self.window = 1 + groups, window if groups else 0
         num_pages = pages_of_sequence(MAX_LENGTH, page_size, groups, self.window) + spare_pages
@@ -238,8 +238,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.page_tables = SlotPageTables(self.scheduler.num_slots, self.groups)
         self.pages = {}
-        source = random.Random(guesses)
-        guess = (right_up_to(99), right_up_to(1), nothing_right, anything(source))[guesses % 4]
+        source = random.Random(draft_choice)
+        rule = (right_up_to(99), right_up_to(1), nothing_right, anything(source))[draft_choice % 4]
         self.device = StrayingDevice(
             num_pages,
             page_size,
@@ -248,7 +248,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_window_groups=groups,
             window=self.window,
             drafter=ScriptedDrafter(
-                lambda drafted, count: drafted.predicted_ids[:count].tolist(), guess
+                lambda drafted, count: drafted.predicted_ids[:count].tolist(), rule
             ),
         )
         self.pipeline = StepPipeline(self.scheduler, self.launched, depth=2)
@@ -524,17 +524,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows = self.scheduler.masked_rows(plan)
         masks = LateMasks([row for row, *_ in rows])
 
-        def ask(row, guesses):
+        def ask(row, draft_choice):
             """Bring masks after draft tokens that are all forced, except for some that are late."""
             (sequence_id, position) = next(found for at, *found in rows if at == row)
             expected = self.expected[sequence_id]
             if sequence_id in self.left or sequence_id not in self.foretold:
                 expected = []
             first = position + 1 - self.request_of[sequence_id].prompt_tokens
-            known = expected[first : first + len(guesses)]
+            known = expected[first : first + len(draft_choice)]
             count = len(known) - (plan.step + row) % 3
             behind = [self.only(token_id) for token_id in known[: max(0, count)]]
-            masks.bring_behind(row, len(guesses), behind)
+            masks.bring_behind(row, len(draft_choice), behind)
 
         masks.ask = ask
         for row, sequence_id, position in rows:
@@ -611,7 +611,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def find_bad_rows(self, plan, outcome):
         """Check that rows computed over junk are not numbers. No row that a sequence will hear of
         strays from its mask."""
-        rows = [(item, row.slot) for item in self.device.settled for row in item.rows]
+        rows = [(item, row.slot) for item in self.device.resolved for row in item.rows]
         for index, (item, _) in enumerate(rows if self.found_bad_rows else ()):
             if self.device.holds_junk(list(self.places_read(plan, item, item.end - 1))):
                 outcome.row_errors[index] = "NaN"

@@ -34,7 +34,7 @@ def walk(seed: int) -> None:
         scored=choose.randint(1, 20),
         groups=choose.choice([0, 0, 1, 2]),
         window=choose.randint(1, 20),
-        guesses=choose.randint(0, 9999),
+        draft_choice=choose.randint(0, 9999),
     )
     for _ in range(choose.randint(3, EVENTS)):
         _step(machine, choose)

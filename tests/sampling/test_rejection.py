@@ -1,4 +1,4 @@
-"""Rejection sampling of guesses: its tokens have the target's distribution."""
+"""Rejection sampling of draft tokens: its tokens have the target's distribution."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PAIRS: list[tuple[list[float], list[float], dict[str, Any]]] = [
     (UNEVEN, UNEVEN, {}),
     (UNEVEN, FALLING, {"temperature": 0.7}),
     (LOW, HIGH, {}),  # nothing is ever kept
-    (UNEVEN, ONE, {}),  # a guess that is certain to the draft
+    (UNEVEN, ONE, {}),  # a draft token that is certain to the draft
     (ONE, FALLING, {}),  # one that the target forces
     (UNEVEN, FALLING, {"top_k": 4}),
     (UNEVEN, FALLING, {"top_p": 0.8, "temperature": 1.5}),
@@ -66,14 +66,16 @@ def verified(
     count: int,
     seed: int = 0,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], torch.Tensor, torch.Tensor]:
-    """Tokens, guesses, and the probabilities of the target and the draft, of so many rows."""
+    """Tokens, draft tokens, and the probabilities of the target and the draft, of so many rows."""
     rows = rows_of(params, count, seed, position=17)
     logits, other = (torch.tensor(each).log().expand(count, -1) for each in (target, draft))
-    guesses = backend.draw(other, rows, backend.allocate_slots(count)).token_ids
+    draft_tokens = backend.draw(other, rows, backend.allocate_slots(count)).token_ids
     one = rows_of(params, 1, seed, position=17)
     p, q = (backend.probabilities(each[:1], one) for each in (logits, other))
-    tokens = tokens_by_rejection(backend, p.expand(count, -1), q.expand(count, -1), guesses, rows)
-    return tokens.numpy(), guesses.numpy(), p[0], q[0]
+    tokens = tokens_by_rejection(
+        backend, p.expand(count, -1), q.expand(count, -1), draft_tokens, rows
+    )
+    return tokens.numpy(), draft_tokens.numpy(), p[0], q[0]
 
 
 @pytest.mark.hypothesis  # more rows in `make test-more`
@@ -87,18 +89,18 @@ def verified(
 def test_tokens_have_the_distribution_of_the_target(
     target: list[float], draft: list[float], limits: dict[str, Any], backend: Backend, count: int
 ) -> None:
-    """And guesses are kept as often as they can be: sum(min(p, q)), to five deviations."""
+    """And draft tokens are kept as often as they can be: sum(min(p, q)), to five deviations."""
     params = SamplingParams(**limits)
-    tokens, guesses, p, q = verified(backend, target, draft, params, count)
+    tokens, draft_tokens, p, q = verified(backend, target, draft, params, count)
     expected = p.double().numpy() / float(p.double().sum()) * count
     assert abs(deviate(np.bincount(tokens, minlength=8), expected)) < 4
     share = float(torch.minimum(p, q).sum())
     spread = math.sqrt(max(0.0, share * (1 - share)) / count)
-    assert abs(np.mean(tokens == guesses) - share) < 5 * spread + 1e-6
+    assert abs(np.mean(tokens == draft_tokens) - share) < 5 * spread + 1e-6
 
 
 @pytest.mark.hypothesis
-def test_what_a_guess_becomes_says_nothing_of_the_next() -> None:
+def test_what_a_draft_becomes_says_nothing_of_the_next() -> None:
     """Each token comes beside each at two positions with the same seed."""
     count, params = examples(10**6), SamplingParams()
     p = torch.tensor(FALLING) / sum(FALLING)
@@ -106,9 +108,9 @@ def test_what_a_guess_becomes_says_nothing_of_the_next() -> None:
     pairs = np.zeros(count, np.int64)
     for position in (5, 6):
         rows = rows_of(params, count, 0, position)
-        guesses = NATIVE.draw(q.log().expand(count, -1), rows, NATIVE.allocate_slots(count))
+        draft_tokens = NATIVE.draw(q.log().expand(count, -1), rows, NATIVE.allocate_slots(count))
         both = p.expand(count, -1), q.expand(count, -1)
-        pairs = 8 * pairs + tokens_by_rejection(NATIVE, *both, guesses.token_ids, rows).numpy()
+        pairs = 8 * pairs + tokens_by_rejection(NATIVE, *both, draft_tokens.token_ids, rows).numpy()
     expected = torch.outer(p, p).flatten().double().numpy() * count
     assert abs(deviate(np.bincount(pairs, minlength=64), expected)) < 4
 
@@ -123,24 +125,24 @@ def test_what_a_guess_becomes_says_nothing_of_the_next() -> None:
 def test_a_row_alone_has_the_same_token_up_to_the_first_that_is_not_kept(
     generator: int, vocab: int, lengths: list[int], backend: Backend
 ) -> None:
-    """The same seeds and positions, the same tokens; behind it guesses are given."""
+    """The same seeds and positions, the same tokens; behind it drafts are given."""
     random = np.random.default_rng(generator)
     count = sum(lengths)
     p, q = (torch.from_numpy(each) for each in random.dirichlet(np.full(vocab, 0.3), (2, count)))
     p, q = p.float(), q.float()
-    guesses = torch.from_numpy(random.integers(0, vocab, count))
+    draft_tokens = torch.from_numpy(random.integers(0, vocab, count))
     slots = np.repeat(np.arange(len(lengths)), lengths)
     rows = replace(rows_of(SamplingParams(), count, generator, 3), slots=slots)
-    tokens = tokens_by_rejection(backend, p, q, guesses, rows)
+    tokens = tokens_by_rejection(backend, p, q, draft_tokens, rows)
     kept = True
     for row in range(count):
         one = rows.repeated([int(i == row) for i in range(count)], rows.positions[row : row + 1])
         at = slice(row, row + 1)
         kept = kept or slots[row] != slots[row - 1]
-        alone = tokens_by_rejection(backend, p[at], q[at], guesses[at], one)
-        assert tokens[at] == (alone if kept else guesses[at])
-        kept = kept and bool(tokens[at] == guesses[at])
-        if bool(alone != guesses[at]):
+        alone = tokens_by_rejection(backend, p[at], q[at], draft_tokens[at], one)
+        assert tokens[at] == (alone if kept else draft_tokens[at])
+        kept = kept and bool(tokens[at] == draft_tokens[at])
+        if bool(alone != draft_tokens[at]):
             assert p[row, alone] > q[row, alone]
 
 
@@ -152,8 +154,8 @@ def test_a_token_that_the_target_leaves_out_never_comes(backend: Backend) -> Non
     for q in ([0.0, 1.0, 0.0], [1e-9, 1.0, 0.0], [0.0, 0.5, 0.5]):
         rows = rows_of(SamplingParams(), 100, 0, 1)
         both = p, torch.tensor([q]).expand(100, -1)
-        for guess in range(3):
-            tokens = tokens_by_rejection(backend, *both, torch.full((100,), guess), rows)
+        for draft_token in range(3):
+            tokens = tokens_by_rejection(backend, *both, torch.full((100,), draft_token), rows)
             assert tokens.tolist() == [1] * 100
 
 

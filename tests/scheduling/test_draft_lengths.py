@@ -21,7 +21,7 @@ def lengths_with(seconds: dict[int, float]) -> DraftLengths:
     for verified in (False, True):
         for num_tokens, one in seconds.items():
             for _ in range(2):
-                lengths.took(num_tokens, one, verified=verified)
+                lengths.record(num_tokens, one, verified=verified)
     return lengths
 
 
@@ -50,23 +50,23 @@ def test_rows_that_cost_as_much_as_a_sequence_are_none() -> None:
 
 
 @pytest.mark.parametrize(("per_row", "last"), [(1.0, 0), (0.0, 8)], ids=["by row", "for nothing"])
-def test_what_a_step_without_guesses_takes_is_found_out(per_row: float, last: int) -> None:
+def test_what_a_step_without_drafts_takes_is_found_out(per_row: float, last: int) -> None:
     lengths, records = DraftLengths(), [record_of(8, 0.6) for _ in range(4)]
     for _ in range(12):
         chosen = lengths.choose(records, 0, 0, 100)
         num_tokens = len(records) + sum(chosen)
-        lengths.took(num_tokens, 1.0 + per_row * num_tokens, verified=any(chosen))
+        lengths.record(num_tokens, 1.0 + per_row * num_tokens, verified=any(chosen))
     assert lengths.choose(records, 0, 0, 100) == [last] * 4
 
 
-def test_a_drafter_that_takes_longer_than_its_guesses_save_is_not_asked() -> None:
+def test_a_drafter_that_takes_longer_than_its_drafts_save_is_not_asked() -> None:
     lengths, records = DraftLengths(), [record_of(8, 0.3)]
     asked = 0
     for _ in range(4 * PROBE_STEPS):
         chosen = lengths.choose(records, 0, 0, 100)
         asked += any(chosen)
         num_tokens = len(records) + sum(chosen)
-        lengths.took(num_tokens, 1.0 + any(chosen), verified=any(chosen))
+        lengths.record(num_tokens, 1.0 + any(chosen), verified=any(chosen))
     assert 3 * PROBE_LENGTH <= asked <= 6 * PROBE_LENGTH
 
 
@@ -77,32 +77,32 @@ def test_beside_steps_that_always_verify_there_is_one_without_now_and_again() ->
     assert chosen.count(8) == len(chosen) - chosen.count(0)
 
 
-def test_the_likeliest_guesses_come_first() -> None:
+def test_the_likeliest_drafts_come_first() -> None:
     sure, unsure = record_of(8, 0.95), record_of(8, 0.4)
     some = lengths_with({1: 1.0, 2: 1.0, 10: 2.0, 64: 30.0}).choose([unsure, sure], 0, 0, 100)
     assert some[1] > some[0]
     assert lengths_with(FREE).choose([unsure, sure], 0, 0, 5) == [0, 5]
 
 
-def test_a_step_full_of_prompts_has_no_time_for_guesses() -> None:
+def test_a_step_full_of_prompts_has_no_time_for_drafts() -> None:
     costs = {1: 1.0, 16: 1.0, 64: 4.0, 512: 32.0}
     records = [record_of(4, 0.8)]
     assert lengths_with(costs).choose(records, 0, 0, 100) == [4]
     assert lengths_with(costs).choose([record_of(4, 0.5)] * 8, 0, 256, 100) == [0] * 8
 
 
-def test_a_step_without_guesses_is_said_to_take_no_longer_than_one_with() -> None:
+def test_a_step_without_drafts_is_said_to_take_no_longer_than_one_with() -> None:
     """A few steps that were slow for no reason don't change that for long."""
     lengths, records = DraftLengths(), [record_of(8, 0.3)] * 8
     for _ in range(3):
-        lengths.took(8, 20.0, verified=False)
+        lengths.record(8, 20.0, verified=False)
     for num_tokens, seconds in ((8, 1.0), (16, 2.0), (72, 9.0)):
         for _ in range(3):
-            lengths.took(num_tokens, seconds + 0.2, verified=True, longest=1, drafting=0.2)
+            lengths.record(num_tokens, seconds + 0.2, verified=True, longest=1, drafting=0.2)
     assert lengths.choose(records, 0, 0, 100) == [0] * 8
 
 
-def test_one_without_guesses_has_one_now_and_again_and_ever_more_seldom() -> None:
+def test_one_without_drafts_has_one_now_and_again_and_ever_more_seldom() -> None:
     lengths, record = lengths_with(BY_ROW), record_of(8, 0.0)
     given = [lengths.choose([record], 0, 0, 100)[0] for _ in range(40 * PROBE_STEPS)]
     assert max(given) == 1
@@ -113,14 +113,14 @@ def test_one_without_guesses_has_one_now_and_again_and_ever_more_seldom() -> Non
     assert sum(given) == PROBE_LENGTH * len(tried)
 
 
-def test_guesses_pay_again_when_they_are_right_again() -> None:
+def test_drafts_pay_again_when_they_are_right_again() -> None:
     record = record_of(8, 0.0)
     for _ in range(100):
         record.verified(1, 1, 1)
     assert record.acceptance > 0.9
 
 
-def test_guesses_that_the_drafter_seldom_makes_cost_little() -> None:
+def test_drafts_that_the_drafter_seldom_makes_cost_little() -> None:
     costs = {8: 1.0, 9: 1.2, 16: 2.0, 72: 9.0}
     seldom = [record_of(8, 0.95) for _ in range(8)]
     often = [record_of(8, 0.95) for _ in range(8)]
@@ -168,37 +168,37 @@ def test_costs_rise_with_the_tokens_and_one_slow_step_is_no_rule() -> None:
     costs = StepCosts()
     assert costs.of([1.0, 9.0]).tolist() == [1.0, 1.0]
     for _ in range(2):
-        costs.took(4, 0.0)
+        costs.record(4, 0.0)
     assert costs.of([4.0]).tolist() == [1.0]
     for num_tokens, seconds in ((1, 2.0), (8, 1.0), (16, 4.0)) * 2:
-        costs.took(num_tokens, seconds)
+        costs.record(num_tokens, seconds)
     assert costs.of([1.0, 8.0, 12.0, 16.0, 99.0]).tolist() == [1.5, 1.5, 2.75, 4.0, 4.0]
     assert costs.of([0.5]).tolist() == [0.75]
     for _ in range(3):
-        costs.took(1, 1.25)
-        costs.took(8, 1.5)
-        costs.took(8, 1000.0)
-        costs.took(8, 0.001)
+        costs.record(1, 1.25)
+        costs.record(8, 1.5)
+        costs.record(8, 1000.0)
+        costs.record(8, 0.001)
     assert costs.of(np.array([1.0, 8.0])).tolist() == [1.25, 1.5]
 
 
 def test_a_slow_first_step_is_forgotten() -> None:
     costs = StepCosts()
-    costs.took(9, 70.0)
+    costs.record(9, 70.0)
     assert costs.of([9.0]).tolist() == [70.0]
-    costs.took(9, 1.0)
+    costs.record(9, 1.0)
     assert costs.of(np.array([9.0])).tolist() == [1.0]
-    costs.took(5, 50.0)  # and never again
+    costs.record(5, 50.0)  # and never again
     assert costs.of(np.array([9.0])).tolist() == [1.0]
 
 
-def test_fewer_guesses_are_asked_of_a_drafter_whose_guesses_take_long() -> None:
+def test_fewer_drafts_are_asked_of_a_drafter_whose_drafts_take_long() -> None:
     chosen: list[int] = []
     for each in (0.0, 0.05, 0.15):
         lengths = lengths_with(FREE)
         for length in (1, 8, 1, 8):
             drafting = each * (length + 1)
-            lengths.took(9, 1.0 + drafting, verified=True, longest=length, drafting=drafting)
+            lengths.record(9, 1.0 + drafting, verified=True, longest=length, drafting=drafting)
         chosen.append(lengths.choose([record_of(8, 0.5)], 0, 0, 100)[0])
     assert chosen[0] == 8 > chosen[1] > chosen[2] > 0
 
@@ -206,7 +206,7 @@ def test_fewer_guesses_are_asked_of_a_drafter_whose_guesses_take_long() -> None:
 def test_the_time_of_the_drafter_is_not_that_of_the_rows() -> None:
     lengths = DraftLengths()
     for _ in range(4):
-        lengths.took(9, 3.0, verified=True, longest=8, drafting=2.0)
+        lengths.record(9, 3.0, verified=True, longest=8, drafting=2.0)
     assert lengths.verifying.of(np.array([9.0])).tolist() == [1.0]
 
 
@@ -228,6 +228,6 @@ def test_a_step_that_rests_is_one_whose_choice_would_be_none(
             assert chosen == ([0] * 4 if rests else asked.choose(records, 0, prefilled, 100))
             num_tokens, num_rests = len(records) + prefilled + sum(chosen), num_rests + rests
             for lengths in (asked, choosing):
-                lengths.took(num_tokens, 1.0 + per_row * num_tokens, verified=any(chosen))
+                lengths.record(num_tokens, 1.0 + per_row * num_tokens, verified=any(chosen))
     longest = max(num_steps for _, num_steps in loads)
     assert num_rests or per_row < 1.5 or longest < 2 * PROBE_STEPS

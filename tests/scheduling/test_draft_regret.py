@@ -68,7 +68,7 @@ class Machine:
                 records[i].verified(count, count, brought - 1)
                 if left[i] == 0:
                     left[i] = -1
-            lengths.took(
+            lengths.record(
                 rows,
                 seconds * measured,
                 # After draft tokens the start of the next step is unknown: it counts as verifying.

@@ -267,7 +267,7 @@ def test_a_step_has_no_more_rows_for_them_than_it_may_have_sequences() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_where_seats_are_taken_they_are_drawn_one_by_one_and_guesses_come_behind_them(
+def test_where_seats_are_taken_they_are_drawn_one_by_one_and_drafts_come_behind_them(
     depth: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The mask of the token after them is there, and none is awaited."""

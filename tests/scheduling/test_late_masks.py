@@ -199,7 +199,7 @@ def test_samples_whose_first_masks_are_late_begin_again() -> None:
     }
 
 
-def test_guesses_of_a_row_without_its_mask_are_gone() -> None:
+def test_drafts_of_a_row_without_its_mask_are_gone() -> None:
     served = Served([], depth=1, prefix_caching=True, page_size=2)
     while len(served.tokens) < 3:
         served.step()

@@ -13,7 +13,7 @@ import httpx
 
 from aioserve import Engine
 from aioserve.server import ServerSettings, create_app
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
 from tests.engine.scripted import ScriptedModel
 from tests.server.serving import client_of

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aioserve.engine.chat import MAX_MESSAGES
+from aioserve.engine.chat_stream import MAX_MESSAGES
 from aioserve.server.bodies import MAX_FIELD_CHARS, MAX_FIELDS, parse
 from aioserve.server.chat_parts.sampling import MAX_ENTRIES, check_messages
 from aioserve.server.chat_parts.unknown_fields import MAX_UNKNOWN, UnknownFields

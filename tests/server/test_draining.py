@@ -20,7 +20,7 @@ from tests.tiers import examples
 from tests.waits import LIMIT_SECONDS, until
 
 
-class Asked:
+class ClientCall:
     """One call, and its end."""
 
     def __init__(self, client: httpx.AsyncClient, tokens: int, stream: bool) -> None:
@@ -69,12 +69,14 @@ def test_each_call_has_one_end_whenever_a_drain_begins(
             app = create_app(engine)
             async with client_of(app) as client:
                 early = [
-                    Asked(client, tokens, stream) for tokens, stream, late in calls if not late
+                    ClientCall(client, tokens, stream) for tokens, stream, late in calls if not late
                 ]
                 await asyncio.sleep(wait_seconds)
                 draining = asyncio.create_task(drain(app, deadline))
                 await asyncio.sleep(0)
-                late = [Asked(client, tokens, stream) for tokens, stream, late in calls if late]
+                late = [
+                    ClientCall(client, tokens, stream) for tokens, stream, late in calls if late
+                ]
                 ended = await draining
                 assert engine.stats().num_running == engine.stats().num_waiting == 0
                 assert not app.state.app_state.calls.num_running
@@ -94,7 +96,7 @@ async def test_what_goes_away_says_so_and_closes_its_connections() -> None:
     async with Engine(FakeModel(step_seconds=lambda _: 0.0 if may_end else 0.01)) as engine:
         app = create_app(engine)
         async with client_of(app) as client:
-            running = Asked(client, 500, stream=True)
+            running = ClientCall(client, 500, stream=True)
             await until(lambda: engine.stats().num_running)
             draining = asyncio.create_task(drain(app, 2 * LIMIT_SECONDS))
             await until(lambda: engine.state == "draining")

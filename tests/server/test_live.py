@@ -14,8 +14,8 @@ from aioserve import Engine, RequestInfo, SamplingParams
 from aioserve.server import ServerSettings, create_app
 from aioserve.server.app_state import AppState, Call
 from aioserve.server.call_log import CallLog
-from aioserve.server.steps.endpoints import MAX_SENT_PARTS, Numbers, Reader
-from aioserve.server.steps.recorder import StepRecorder
+from aioserve.server.step_log.endpoints import MAX_SENT_PARTS, Numbers, Reader
+from aioserve.server.step_log.recorder import StepRecorder
 from aioserve.testing import FakeModel
 from tests.server.serving import client_of, served
 from tests.server.test_steps import step

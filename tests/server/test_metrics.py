@@ -98,7 +98,7 @@ async def test_the_numbers_are_those_of_the_engine_and_of_all_its_requests() -> 
 
 @pytest.mark.asyncio
 async def test_the_use_of_a_device_with_known_limits_is_shown() -> None:
-    limits = {"peak_flops_per_second": 1e12, "peak_bytes_per_second": 1e11}
+    limits: dict[str, Any] = {"peak_flops_per_second": 1e12, "peak_bytes_per_second": 1e11}
     async with served(num_pages=128, **limits) as (engine, client):
         await client.post("/v1/completions", json=BODY)
         stats = engine.stats()

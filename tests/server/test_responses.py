@@ -18,8 +18,8 @@ from aioserve.server.call_log import CallLog
 from aioserve.server.chat_parts.answering import Content
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.responses_api import handlers
-from aioserve.server.openai.responses_api.request import ResponseRequest
 from aioserve.server.openai.responses_api.response import Response
+from aioserve.server.openai.responses_api.response_request import ResponseRequest
 from tests.engine.scripted import ScriptedModel
 from tests.server.event_checks import checked_response, events_of, without_ids
 from tests.server.scripts import CALL, CALLS, PLAIN, TEMPLATE, scripted, with_tools

@@ -57,7 +57,7 @@ async def test_a_prediction_changes_counts_and_no_text() -> None:
             assert answer["choices"][0]["message"]["content"] == text
 
 
-async def test_the_numbers_of_guesses_are_those_of_the_engine() -> None:
+async def test_the_numbers_of_drafts_are_those_of_the_engine() -> None:
     prompt = "import json\nimport os\n" * 4
     body = {"model": "pyhelp", "prompt": prompt, "max_tokens": 32, "temperature": 0}
     async with served(**OPTIONS) as (engine, client):
@@ -80,7 +80,7 @@ async def test_the_numbers_of_guesses_are_those_of_the_engine() -> None:
     assert details["rejected_prediction_tokens"] == sum(drafted) - sum(accepted)
 
 
-async def test_an_engine_without_speculation_has_no_numbers_of_guesses() -> None:
+async def test_an_engine_without_speculation_has_no_numbers_of_drafts() -> None:
     async with served(num_pages=64) as (_, client):
         names = {name for name, _ in await scraped(client)}
         assert "drafted_tokens" not in (await client.get("/live/now")).json()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import FinishReason, RequestInfo, RequestSummary, StepInfo, StepPart
-from aioserve.server.steps.recorder import (
+from aioserve.server.step_log.recorder import (
     Arrived,
     Ended,
     Entry,
@@ -21,7 +21,7 @@ from aioserve.server.steps.recorder import (
     StepRecorder,
     num_parts,
 )
-from aioserve.server.steps.trace import TRACE_BEGIN, TRACE_END, Tracer, encoded
+from aioserve.server.step_log.trace import TRACE_BEGIN, TRACE_END, Tracer, encoded
 from tests.tiers import examples
 
 IDS = ("a", "b", "c")

@@ -141,7 +141,8 @@ def _examples(one: Any, other: Any, count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.asyncio
 async def test_each_choice_that_calls_a_tool_ends_with_tool_calls() -> None:
-    """Required calls are in `test_chat.py`: their form would leave nothing to a script."""
+    """Required calls are in `test_chat_completions.py`: their form would leave nothing to a
+    script."""
     async with scripted(*ANSWERS) as (_, client):
         body = CHAT_BODY | {"messages": ASK, "tools": TOOLS, "n": 4}
         answer = await post(client, "/v1/chat/completions", body)

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from aioserve import ConfigError, Engine, SamplingParams
-from aioserve.server.steps import trace as trace_module
-from aioserve.server.steps.trace import tracing
+from aioserve.server.step_log import trace as trace_module
+from aioserve.server.step_log.trace import tracing
 from aioserve.testing import FakeModel
 from tests.waits import LIMIT_SECONDS, block_until, until
 
@@ -75,7 +75,7 @@ async def test_an_engine_may_be_traced_from_before_it_is_entered_and_no_longer_t
 PROGRAM = """
 import asyncio, sys
 from aioserve import ConfigError, Engine, SamplingParams
-from aioserve.server.steps.trace import tracing
+from aioserve.server.step_log.trace import tracing
 from aioserve.testing import FakeModel
 
 async def main():

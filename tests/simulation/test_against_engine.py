@@ -29,7 +29,7 @@ from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
 from aioserve.steps.plan import StepPlan
 from aioserve.testing import FakeModel, expected_tokens, run_simulated
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from tests.tiers import examples
 
 PAGE_SIZE = 4

@@ -12,8 +12,8 @@ from aioserve.errors import TraceError
 from aioserve.simulation.records import Ending, SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.steps.plan import StepPlan
-from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import synthetic_trace
+from aioserve.traces.trace_request import TraceRequest
 from aioserve.traces.workload import with_arrivals
 
 

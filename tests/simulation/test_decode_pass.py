@@ -133,7 +133,7 @@ def go_on(scheduler: Scheduler, in_flight: deque[StepPlan], num_steps: int) -> N
         if in_flight and (plan is None or len(in_flight) > 1):
             done = in_flight.popleft()
             tokens = tuple(99 + item.sequence_id for item in done.items for _ in item.rows)
-            scheduler.state.times.took(done, 0.1)
+            scheduler.state.times.record(done, 0.1)
             scheduler.commit(done, StepOutcome(step=done.step, token_ids=tokens), float(done.step))
 
 

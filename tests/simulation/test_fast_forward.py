@@ -32,7 +32,7 @@ from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
 from aioserve.steps.plan import StepPlan
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 ROOFLINE = RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware_preset("h100"))
 EXPERTS = ExpertsShape(num_layers=30, num_experts=64, experts_per_token=6, expert_params=10**7)

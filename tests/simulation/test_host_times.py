@@ -15,7 +15,7 @@ from aioserve.simulation.cost import CostTable, HostTimes
 from aioserve.simulation.records import Ending, RequestRecord
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 SHAPE: dict[str, Any] = {
     "prefill_tokens": [0, 64, 512],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aioserve.simulation.gaps import ServiceGap
 from aioserve.simulation.metrics import Targets, block_hits, metrics_of, targets_of
 from aioserve.simulation.records import Ending, RequestRecord, SimulationResult
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 
 def record(

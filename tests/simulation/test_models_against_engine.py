@@ -27,7 +27,7 @@ from aioserve.simulation.roofline import RooflineCost
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
 from aioserve.testing import replay
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from tests.parity.tiny_models import CONFIGS, write
 from tests.simulation.test_against_engine import OddCost
 from tests.tiers import examples

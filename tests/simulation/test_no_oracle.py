@@ -18,8 +18,8 @@ from aioserve.simulation.simulator import simulate
 from aioserve.steps.plan import StepPlan
 from aioserve.testing import replay
 from aioserve.traces.formats import read_trace
-from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import WORKLOADS, synthetic_trace
+from aioserve.traces.trace_request import TraceRequest
 from aioserve.traces.workload import with_targets
 from tests import made_up_traces
 

@@ -32,8 +32,8 @@ from aioserve.steps.plan import StepPlan
 from aioserve.testing import FakeModel, run_simulated
 from aioserve.testing.fake_device import VOCAB_SIZE
 from aioserve.traces.formats import read_trace
-from aioserve.traces.request import END_TOKEN, TraceRequest, at_rate, with_scaled_lengths
 from aioserve.traces.synthetic import synthetic_trace
+from aioserve.traces.trace_request import END_TOKEN, TraceRequest, at_rate, with_scaled_lengths
 from aioserve.traces.workload import with_targets
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"

@@ -16,7 +16,7 @@ from aioserve.simulation.served import (
     served_metrics_of,
     token_gaps_of,
 )
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 
 def served(

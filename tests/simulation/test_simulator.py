@@ -19,7 +19,7 @@ from aioserve.simulation.records import Ending, SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Span, Timeline
 from aioserve.steps.plan import StepPlan
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from aioserve_plugins.priority import Priority
 
 

@@ -1,4 +1,4 @@
-"""Speculation in simulated runs: draws say which guesses are right, and the scheduler does the
+"""Speculation in simulated runs: draws say which draft tokens are right, and the scheduler does the
 rest."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aioserve.simulation.expected_tokens import counted_tokens, expected_tokens
 from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.records import SimulationResult, SpeculationMetrics
 from aioserve.simulation.simulator import simulate
-from aioserve.simulation.speculation import SimulatedGuesses, acceptance_by_place
+from aioserve.simulation.speculation import SimulatedDrafts, acceptance_by_place
 from aioserve.simulation.timeline import Timeline
 from aioserve.steps.plan import (
     DRAFT_TOKEN,
@@ -33,7 +33,7 @@ from aioserve.steps.plan import (
 )
 from aioserve.testing import replay
 from aioserve.traces.formats import read_trace
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from tests.simulation.test_fast_forward import ROOFLINE
 from tests.simulation.test_simulator import asking, traces
 from tests.tiers import examples
@@ -58,7 +58,7 @@ class ByTokens:
 
 
 class AtMost(SchedulingPolicy):
-    """At most so many guesses."""
+    """At most so many draft tokens."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -115,17 +115,17 @@ def test_all_completions_are_as_long_as_without(
         "prefix_caching": prefix_caching,
         "overlap": overlap,
     }
-    guessing = run(trace, speculation_max_tokens=max_tokens, acceptance=acceptance, **options)
+    drafting = run(trace, speculation_max_tokens=max_tokens, acceptance=acceptance, **options)
     without = run(trace, speculation_max_tokens=0, acceptance=None, **options)
-    for one, other in zip(guessing.requests, without.requests, strict=True):
+    for one, other in zip(drafting.requests, without.requests, strict=True):
         assert (one.request.number, one.ending) == (other.request.number, other.ending)
         assert one.output_tokens == other.output_tokens
-    found = speculation(guessing)
+    found = speculation(drafting)
     assert 0 <= found.accepted_tokens <= found.drafted_tokens
     assert all(a <= d for a, d in zip(found.accepted, found.drafted, strict=False))
     assert without.speculation is None
     again = run(trace, speculation_max_tokens=max_tokens, acceptance=acceptance, **options)
-    assert again == guessing
+    assert again == drafting
 
 
 @settings(deadline=None, max_examples=examples(30))
@@ -147,7 +147,7 @@ def test_steps_are_taken_one_by_one_whether_a_timeline_asks_for_it_or_not(
 
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.8])
-def test_guesses_are_right_as_often_as_was_said(acceptance: float) -> None:
+def test_drafts_are_right_as_often_as_was_said(acceptance: float) -> None:
     trace = [asking(number, 0.0, 5, 2000) for number in range(3)]
     found = speculation(run(trace, acceptance=acceptance, acceptance_seed=7))
     for place, (drafted, right) in enumerate(zip(found.drafted, found.accepted, strict=False)):
@@ -155,9 +155,9 @@ def test_guesses_are_right_as_often_as_was_said(acceptance: float) -> None:
         assert right / drafted == pytest.approx(chance, abs=5 * (chance / drafted) ** 0.5)
 
 
-def test_a_chance_of_one_brings_all_guesses_and_one_of_none_brings_none() -> None:
+def test_a_chance_of_one_brings_all_drafts_and_one_of_none_brings_none() -> None:
     trace = [asking(0, 0.0, 5, 101)]
-    # A guess behind the end isn't right.
+    # A draft token behind the end isn't right.
     always = run(trace, acceptance=1.0)
     assert speculation(always).drafted_tokens - speculation(always).accepted_tokens <= 8
     assert always.steps < 101 / 3
@@ -174,14 +174,14 @@ def test_luck_is_that_of_a_request_and_a_place_whatever_step_it_is_in(
     number: int, seed: int, acceptance: float
 ) -> None:
     request = asking(number, 0.0, 5, 30)
-    guesses = SimulatedGuesses(acceptance, seed)
+    drafts = SimulatedDrafts(acceptance, seed)
     steps = 0
 
     def num_right(sequence_id: int, slot: int, position: int, count: int) -> int:
-        """Guesses that are right, of `count` for the places from `position` on."""
+        """Draft tokens that are right, of `count` for the places from `position` on."""
         nonlocal steps
         steps += 1
-        guesses.submitted(sequence_id, request)
+        drafts.submitted(sequence_id, request)
         drafting = DraftedSequence(known_ids=np.zeros(position, np.int32), prompt_tokens=5)
         start = SlotStart(slot=slot, params=SamplingParams(), seed=0, drafting=drafting)
         ids = np.full(1 + count, DRAFT_TOKEN, np.int32)
@@ -189,7 +189,7 @@ def test_luck_is_that_of_a_request_and_a_place_whatever_step_it_is_in(
         places = slot, position - 1, position - 1, 1 + count
         item = WorkItem(ItemKind.VERIFY, sequence_id, *places, ids, rows)
         plan = StepPlan(step=steps, started_slots=(start,), items=(item,))
-        _, outcome = guesses.taken(plan, {sequence_id: 7}, {sequence_id: 34})
+        _, outcome = drafts.taken(plan, {sequence_id: 7}, {sequence_id: 34})
         return len(outcome.token_ids) - 1
 
     right = [num_right(0, 0, position, 1) for position in range(6, 35)]
@@ -218,13 +218,13 @@ def test_a_step_costs_what_begins_behind_the_last_token_that_held(
             assert brought == item.count
 
 
-def test_guesses_that_cost_as_much_as_they_bring_shrink_to_almost_none() -> None:
+def test_drafts_that_cost_as_much_as_they_bring_shrink_to_almost_none() -> None:
     trace = [asking(number, 0.0, 5, 300) for number in range(4)]
-    guessing = run(trace, cost=ByTokens(), acceptance=0.5)
+    drafting = run(trace, cost=ByTokens(), acceptance=0.5)
     without = run(trace, cost=ByTokens(), acceptance=None, speculation_max_tokens=0)
-    assert guessing.seconds <= 1.03 * without.seconds
+    assert drafting.seconds <= 1.03 * without.seconds
     free = run(trace, acceptance=0.5)
-    assert speculation(free).drafted_tokens > 5 * speculation(guessing).drafted_tokens
+    assert speculation(free).drafted_tokens > 5 * speculation(drafting).drafted_tokens
 
 
 def test_a_policy_says_how_many_at_most() -> None:
@@ -235,17 +235,17 @@ def test_a_policy_says_how_many_at_most() -> None:
     assert {*none.limits, *one.limits} <= set(range(1, 5))
 
 
-def test_the_head_computes_each_guess() -> None:
+def test_the_head_computes_each_draft() -> None:
     trace = [asking(0, 0.0, 5, 50)]
     cost = Constant()
     run(trace, cost=cost, acceptance=1.0)
     (item,) = next(plan.items for plan in cost.plans if plan.num_verified)
     known = msgspec.structs.replace(item, kind=ItemKind.PREFILL)
-    guessed, all_known = (StepPlan(step=1, items=(one,) * 200) for one in (item, known))
-    assert ROOFLINE.step_seconds(guessed) > ROOFLINE.step_seconds(all_known)
+    drafted, all_known = (StepPlan(step=1, items=(one,) * 200) for one in (item, known))
+    assert ROOFLINE.step_seconds(drafted) > ROOFLINE.step_seconds(all_known)
 
 
-def test_a_trace_tells_how_often_guesses_were_right(tmp_path: Path) -> None:
+def test_a_trace_tells_how_often_drafts_were_right(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     header = "arrival_s,context_tokens,generated_tokens,acceptance"
     path.write_text(f"{header}\n0,8,60,1\n0,8,60,0\n")
@@ -307,7 +307,7 @@ def test_tokens_of_a_step_are_a_geometric_sum_and_what_was_counted_by_place() ->
         assert tokens == pytest.approx(expected_tokens(0.75, k), rel=0.1)
 
 
-def test_a_seed_draws_whose_guesses_are_right_of_a_trace_that_is_recorded() -> None:
+def test_a_seed_draws_whose_drafts_are_right_of_a_trace_that_is_recorded() -> None:
     trace = [asking(number, 0.0, 5, 80) for number in range(3)]
     options: dict[str, Any] = {"num_pages": 64, "speculation_max_tokens": 4, "acceptance": 0.5}
     options["cost"] = Constant()
@@ -315,10 +315,10 @@ def test_a_seed_draws_whose_guesses_are_right_of_a_trace_that_is_recorded() -> N
     assert found[0] == found[1] != found[2]
 
 
-def test_results_without_guesses_say_nothing_of_them() -> None:
+def test_results_without_drafts_say_nothing_of_them() -> None:
     trace = [asking(0, 0.0, 5, 20)]
     plain = metrics_of(run(trace, speculation_max_tokens=0, acceptance=None))
     assert "speculation" not in msgspec.to_builtins(plain)
-    guessing = msgspec.to_builtins(metrics_of(run(trace)))
-    assert guessing["speculation"]["drafted_tokens"] > 0
-    assert list(guessing)[:-1] == list(msgspec.to_builtins(plain))
+    drafting = msgspec.to_builtins(metrics_of(run(trace)))
+    assert drafting["speculation"]["drafted_tokens"] > 0
+    assert list(drafting)[:-1] == list(msgspec.to_builtins(plain))

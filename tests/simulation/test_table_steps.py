@@ -16,7 +16,7 @@ from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.records import Ending, SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, StepPlan, WorkItem
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 RATIOS = (0.5, 1.5)
 AXES: dict[str, Any] = {"prefill_tokens": [0, 64], "decode_batch": [0, 4]}

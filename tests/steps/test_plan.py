@@ -87,7 +87,7 @@ def test_an_item_that_is_not_what_it_says_is_refused(items: list[WorkItem], mess
         ({"token_ids": (1, 2), "row_errors": {2: "no"}}, False),
     ],
 )
-def test_a_row_has_one_token_or_as_many_as_were_guessed(outcome: Any, fits: bool) -> None:
+def test_a_row_has_one_token_or_as_many_as_were_drafted(outcome: Any, fits: bool) -> None:
     plan = StepPlan(step=1, items=(item(DECODE, 9, 1, 0), item(VERIFY, 7, 4, 0)))
     if fits:
         check_outcome(plan, StepOutcome(step=1, **outcome))
@@ -112,7 +112,7 @@ def test_an_outcome_with_junk_in_it_is_refused_as_one(junk: Any) -> None:
 
 
 @pytest.mark.parametrize("found", [(1, 2, 0), (2, 1, 2), (2, 1, -1)])
-def test_guesses_are_not_more_right_than_there_were(found: tuple[int, int, int]) -> None:
+def test_drafts_are_not_more_right_than_there_were(found: tuple[int, int, int]) -> None:
     plan = StepPlan(step=1, items=(item(DECODE, 9, 1, 0),))
     dry_runs = {0: DryRun(*found)}
     with pytest.raises(UnfitOutcomeError, match="step 1 has DryRun"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.conversation import conversation_of
 from tests.text.test_carried_forms import ASKED, WRITTEN, carried
 

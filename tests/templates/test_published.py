@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from tests.text.beside_transformers import SPECIAL, assert_same, conversations, stop_the_clock
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -94,7 +94,7 @@ def test_a_request_that_begins_again_takes_no_second_answer():
 
 
 @pytest.mark.parametrize(("answer", "some_right"), [("abcabcabcabcX", True), ("aX", False)])
-def test_guesses_of_a_drafter_change_no_answer(answer, some_right):
+def test_drafts_of_a_drafter_change_no_answer(answer, some_right):
     async def main(engine: Engine) -> None:
         done = await engine.generate("abcabcabcabc")
         assert done.text == answer

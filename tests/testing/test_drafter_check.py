@@ -22,7 +22,7 @@ def _the_first_calls_that_show_a_fault_will_do(monkeypatch: pytest.MonkeyPatch) 
 
 
 class LastPair(Drafter):
-    """Guesses what came behind the last token when a sequence of the namespace last had it."""
+    """Drafts what came behind the last token when a sequence of the namespace last had it."""
 
     def __init__(self, *, most: int = 3) -> None:
         self.most = most
@@ -47,13 +47,13 @@ class LastPair(Drafter):
             self.last[slot] = token_id
 
     def draft(self, slot, limit):
-        guesses = [self.last[slot]]
-        while len(guesses) <= min(limit, self.most):
-            following = self.next.get((self.key_of(slot), guesses[-1]))
+        draft_tokens = [self.last[slot]]
+        while len(draft_tokens) <= min(limit, self.most):
+            following = self.next.get((self.key_of(slot), draft_tokens[-1]))
             if following is None:
                 break
-            guesses.append(following)
-        return guesses[1:]
+            draft_tokens.append(following)
+        return draft_tokens[1:]
 
     def end(self, slot):
         del self.namespaces[slot], self.last[slot]
@@ -169,9 +169,9 @@ class UsedUp(LastPair):
     is_quick = True
 
     def draft(self, slot, limit):
-        guesses = super().draft(slot, limit)
+        draft_tokens = super().draft(slot, limit)
         self.next.clear()
-        return guesses
+        return draft_tokens
 
 
 class Quickly(LastPair):

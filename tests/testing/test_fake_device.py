@@ -264,13 +264,13 @@ def test_a_plan_that_no_runner_could_compute_is_refused(items, copies, message):
 
 
 @pytest.mark.parametrize(("num_right", "num_wrong"), [(0, 1), (1, 0), (2, 2), (4, 0)])
-def test_guesses_are_verified_up_to_the_first_wrong_one(num_right, num_wrong):
+def test_drafts_are_verified_up_to_the_first_wrong_one(num_right, num_wrong):
     it = device()
     step(it, item(0, PROMPT, [5, 3, 8, 6, 7]))
     ids = [PENDING_TOKEN, *TOKENS[1 : 1 + num_right], *[300] * num_wrong]
-    guesses = item(10, ids, [5, 3, 8, 6, 7])
+    verified = item(10, ids, [5, 3, 8, 6, 7])
     rows = (SampleRow(offset=0, slot=1),)
-    outcome = step(it, msgspec.structs.replace(guesses, kind=ItemKind.VERIFY, rows=rows))
+    outcome = step(it, msgspec.structs.replace(verified, kind=ItemKind.VERIFY, rows=rows))
     assert outcome.token_ids == tuple(TOKENS[1 : 2 + num_right])
     assert outcome.token_counts == ({0: 1 + num_right} if num_right else {})
     assert decode(it, [5, 3, 8, 6, 7], 2, start=11 + num_right) == TOKENS[2 + num_right :][:2]

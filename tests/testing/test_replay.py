@@ -14,8 +14,8 @@ from aioserve import PageUse, RequestView, SchedulerView, SchedulingPolicy
 from aioserve.errors import ConfigError, TraceError, UnknownPolicyError
 from aioserve.steps.plan import StepPlan
 from aioserve.testing import replay
-from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import synthetic_trace
+from aioserve.traces.trace_request import TraceRequest
 
 
 class ShortestFirst(SchedulingPolicy):

@@ -15,7 +15,7 @@ from transformers.utils import chat_template_utils
 from aioserve.errors import InvalidPromptError, RequestFailedError
 from aioserve.text import template_filters
 from aioserve.text.carried_forms import Form, forms_of, shaped
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.conversation import Conversation, conversation_of
 from aioserve.text.harmony_messages import with_joined_instructions, with_single_calls
 from aioserve.text.optional_fields import with_all_fields

@@ -9,7 +9,7 @@ import pytest
 
 from aioserve.errors import InvalidPromptError, RequestFailedError
 from aioserve.text.carried_forms import BROKEN
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.conversation import conversation_of
 from tests.text.answering_templates import TEMPLATES
 

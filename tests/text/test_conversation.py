@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import InvalidPromptError, InvalidRequestError, PromptTooLongError
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.conversation import MAX_TEMPLATE_KWARGS, MAX_TOOLS, Conversation, conversation_of
 from aioserve.text.json_values import MAX_DEPTH, MAX_INT_BITS, MAX_JSON_CHARS, MAX_VALUES
 from aioserve.text.messages import MAX_ID_CHARS, MAX_NAME_CHARS

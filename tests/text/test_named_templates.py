@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aioserve import InvalidPromptError, ModelError
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.conversation import conversation_of
 
 TOOL = {"type": "function", "function": {"name": "clock", "description": "Tells the time."}}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aioserve import InvalidPromptError, RequestFailedError
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.conversation import conversation_of
 from tests.attacks.test_forged_turns import tokenizer_of
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import InvalidPromptError
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.conversation import Conversation
 from aioserve.text.roles import KNOWN_ROLES, MAX_COMPARED, Roles
 from tests.tiers import examples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from tests.text.beside_transformers import (
     SPECIAL,
     assert_same,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import ConfigError
-from aioserve.traces.request import TraceRequest, check_request
+from aioserve.traces.trace_request import TraceRequest, check_request
 from aioserve.traces.workload import with_arrivals
 
 LENGTHS = [TraceRequest(number, 0.0, 10, 5, (), 10) for number in range(5_000)]

@@ -10,7 +10,7 @@ import pytest
 
 from aioserve.errors import TraceError
 from aioserve.traces.formats import read_azure, read_servegen, read_trace
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 AZURE_SECONDS = "arrival_s,context_tokens,generated_tokens\n"

@@ -11,7 +11,7 @@ import pytest
 
 from aioserve.errors import TraceError
 from aioserve.traces.formats import read_agentic, read_mooncake
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 
 def mooncake_row(**changes: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import ConfigError
-from aioserve.traces.request import TraceRequest, check_request, with_scaled_lengths
+from aioserve.traces.trace_request import TraceRequest, check_request, with_scaled_lengths
 from aioserve.traces.workload import with_predictions
 
 

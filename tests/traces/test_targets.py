@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aioserve.errors import ConfigError, TraceError
 from aioserve.traces.formats import read_trace
-from aioserve.traces.request import TARGETS, TraceRequest
+from aioserve.traces.trace_request import TARGETS, TraceRequest
 from aioserve.traces.workload import WorkloadOptions, with_targets, workload
 
 NAMES = st.sampled_from(["", "a", "b"])

@@ -8,8 +8,8 @@ import pytest
 
 from aioserve.errors import TraceError
 from aioserve.traces.formats import read_trace, with_turns
-from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import synthetic_trace
+from aioserve.traces.trace_request import TraceRequest
 from tests import made_up_traces
 
 

@@ -1,4 +1,4 @@
-"""Measure how often pyhelp says what a draft guesses, on texts that no draft learned from.
+"""Measure how often pyhelp says what a draft says next, on texts that no draft learned from.
 
 Usage: python tools/pyhelp/acceptance.py MODEL_DIR SPEECH_DIR --draft DRAFT_DIR --eagle HEAD_DIR
 
@@ -34,7 +34,7 @@ WAYS = ("greedy", "likeliest", "own noise", "same noise")
 SAMPLES = 2
 """Number of draws of a draft for each text at temperature 1."""
 
-Guesses = Callable[[Tensor, Tensor], Tensor]
+Predict = Callable[[Tensor, Tensor], Tensor]
 """Function of ids [tokens] and the heads' input [tokens, 3 * hidden] to probabilities.
 
 These are [drafts, tokens, vocab]. Number d at t is of the token t + 2 + d, which follows d right
@@ -99,30 +99,30 @@ class Counts:
         }
 
 
-def of_model(draft: Qwen3ForCausalLM) -> Guesses:
+def of_model(draft: Qwen3ForCausalLM) -> Predict:
     """Return the drafts of a model, which knows all tokens before and nothing else."""
 
-    def guesses(ids: Tensor, _: Tensor) -> Tensor:
+    def predict(ids: Tensor, _: Tensor) -> Tensor:
         probabilities = draft(input_ids=ids[None], use_cache=False).logits[0].softmax(-1)
         shifted = [
             functional.pad(probabilities[1 + d :], (0, 0, 0, 1 + d)) for d in range(MOST_DRAFTS)
         ]
         return torch.stack(shifted)
 
-    return guesses
+    return predict
 
 
-def of_head(head: Head, embedding: Tensor) -> Guesses:
+def of_head(head: Head, embedding: Tensor) -> Predict:
     """Return the drafts of a head."""
 
-    def guesses(ids: Tensor, features: Tensor) -> Tensor:
+    def predict(ids: Tensor, features: Tensor) -> Tensor:
         empty = torch.empty(1, len(ids), 0)
         rows = Rows(ids[None], empty.bool(), features[None], empty, empty.long())
         found = head(rows, embedding, MOST_DRAFTS)
         probabilities = [functional.linear(one[0], embedding).softmax(-1) for one in found]
         return torch.stack([functional.pad(one, (0, 0, 0, 1)) for one in probabilities])
 
-    return guesses
+    return predict
 
 
 def read_head(directory: Path) -> Head:
@@ -138,7 +138,7 @@ def read_head(directory: Path) -> Head:
 
 @torch.inference_mode()
 def measure(
-    target: Qwen3ForCausalLM, drafts: dict[str, Guesses], spoken: Spoken, most_texts: int
+    target: Qwen3ForCausalLM, drafts: dict[str, Predict], spoken: Spoken, most_texts: int
 ) -> dict[str, dict[str, Counts]]:
     """Count for each draft and each way, over greedy texts, and over texts drawn at 1."""
     found = {name: {way: Counts.none() for way in WAYS} for name in drafts}
@@ -148,22 +148,24 @@ def measure(
             rows = spoken.rows([index], features=False)
             ids, chosen = rows.ids[0], rows.chosen[0]
             features, probabilities = computed(target, ids.tolist())
-            for name, guesses in drafts.items():
-                guessed = guesses(ids, features)
+            for name, predict in drafts.items():
+                predicted = predict(ids, features)
                 ahead = [functional.pad(ids[2 + d :], (0, 2 + d)) for d in range(MOST_DRAFTS)]
-                hits = guessed.argmax(-1) == torch.stack(ahead)
+                hits = predicted.argmax(-1) == torch.stack(ahead)
                 found[name]["greedy" if greedy else "likeliest"].add(hits, chosen)
                 if greedy:
                     continue
                 for way in ("own noise", "same noise"):
                     for sample in range(SAMPLES):
-                        hits = drawn_alike(ids, probabilities, guessed, sample, way == "same noise")
+                        hits = drawn_alike(
+                            ids, probabilities, predicted, sample, way == "same noise"
+                        )
                         found[name][way].add(hits, chosen)
     return found
 
 
 def drawn_alike(
-    ids: Tensor, probabilities: Tensor, guessed: Tensor, seed: int, same_noise: bool
+    ids: Tensor, probabilities: Tensor, predicted: Tensor, seed: int, same_noise: bool
 ) -> Tensor:
     """Return which draft tokens [drafts, tokens] are the text's, if the draft draws its own.
 
@@ -185,7 +187,7 @@ def drawn_alike(
         count = len(ids) - ahead
         if count <= 0:
             break
-        race = noise[ahead:] / guessed[draft, :count].clamp_min(1e-30)
+        race = noise[ahead:] / predicted[draft, :count].clamp_min(1e-30)
         hits[draft, :count] = race.argmin(-1) == ids[ahead:]
     return hits
 
@@ -209,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     target = Qwen3ForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
-    drafts: dict[str, Guesses] = {}
+    drafts: dict[str, Predict] = {}
     if options.draft:
         small = Qwen3ForCausalLM.from_pretrained(options.draft, dtype=torch.float32).eval()
         drafts["model"] = of_model(small)

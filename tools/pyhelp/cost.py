@@ -74,17 +74,17 @@ def main() -> None:
     steps = {rows: cost_of_model(target, rows) for rows in ROWS}
     for rows, took in steps.items():
         print(f"pyhelp, {rows} rows: {took:.0f} us, {took / steps[1]:.2f} of one row")
-    guesses = {}
+    draft_costs = {}
     if options.draft:
         draft = load_model(options.draft, backend=backend)
-        guesses["model"] = cost_of_model(draft, 1)
+        draft_costs["model"] = cost_of_model(draft, 1)
     if options.eagle:
         head = load_head(options.eagle, target)
         if not isinstance(head, Eagle3Head):
             raise SystemExit(f"{options.eagle} is no EAGLE-3 head")
-        guesses["eagle"] = cost_of_head(head, backend)
-    for name, took in guesses.items():
-        print(f"{name}, a guess: {took:.0f} us, {took / steps[1]:.2f} of a step")
+        draft_costs["eagle"] = cost_of_head(head, backend)
+    for name, took in draft_costs.items():
+        print(f"{name}, a draft token: {took:.0f} us, {took / steps[1]:.2f} of a step")
 
 
 if __name__ == "__main__":

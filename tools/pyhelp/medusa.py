@@ -170,9 +170,9 @@ def answers(
         read = torch.cat(hidden)[: len(drawn) - 1]
         ranks = np.full((len(read), heads_of(heads)), RANKS)
         for number, logits in enumerate(heads(read, output)):
-            guesses = order(logits, noise[first + 1 + number :][: len(read)], temperature).numpy()
+            ranked = order(logits, noise[first + 1 + number :][: len(read)], temperature).numpy()
             for start in range(len(read) - number):
-                at = np.flatnonzero(guesses[start] == drawn[start + 1 + number])
+                at = np.flatnonzero(ranked[start] == drawn[start + 1 + number])
                 if len(at):
                     ranks[start, number] = at[0]
         yield ranks

@@ -21,7 +21,7 @@ from aioserve.errors import AioserveError, ConfigError
 from aioserve.isolation import shown
 from aioserve.simulation.records import Ending
 from aioserve.simulation.served import ServedRequest
-from aioserve.traces.request import TARGETS, TraceRequest
+from aioserve.traces.trace_request import TARGETS, TraceRequest
 
 __all__ = ["CompletionClient", "Endpoint", "ServerError", "StreamReading", "base_url_of"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from aioserve.progress_bar import OnProgress
 from aioserve.simulation.records import Arrivals, RequestRecord
 from aioserve.simulation.served import ServedRequest
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 __all__ = ["Clock", "Load", "Send", "run_load"]
 

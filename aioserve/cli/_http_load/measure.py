@@ -16,7 +16,7 @@ from aioserve.cli._load import LoopLag
 from aioserve.progress_bar import bar_on_terminal
 from aioserve.simulation.records import RequestRecord
 from aioserve.simulation.served import ServedMetrics, ServedRequest, served_metrics_of
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 __all__ = ["Measured", "measure_server"]
 

@@ -15,7 +15,7 @@ from aioserve.cli._simulations import check_files
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.traces.checks import check_int, check_number
-from aioserve.traces.request import (
+from aioserve.traces.trace_request import (
     MAX_ASKED_TOKENS,
     MAX_REQUEST_TOKENS,
     MAX_REQUESTS,

@@ -67,7 +67,7 @@ def write_measured(measured: Measured, trace: Path | None, options: LoadOptions)
             run,
             title=f"{_facts(measured, trace, options)['name']}: {measured.model}",
             command=command_line(f"bench serve {measured.url}", trace, options, SHOWN_FLAGS),
-            facts=_told(measured, trace, options),
+            facts=_load_lines(measured, trace, options),
         )
         options.report.write_text(page, encoding="utf-8")
 
@@ -77,7 +77,7 @@ def print_measured(measured: Measured, trace: Path | None, options: LoadOptions)
     from rich.table import Table
 
     console, metrics = table_console(), measured.metrics
-    for line in _told(measured, trace, options):
+    for line in _load_lines(measured, trace, options):
         console.print(": ".join(line), soft_wrap=True)
     console.print()
     rates = Table(box=None, pad_edge=False)
@@ -116,29 +116,29 @@ def _counts(metrics: ServedMetrics) -> list[str]:
     ):
         if count:
             parts.append(f"{count:,} {what}")
-    told = [f"requests: {', '.join(parts)}, in {metrics.seconds:,.2f} s"]
+    lines = [f"requests: {', '.join(parts)}, in {metrics.seconds:,.2f} s"]
     if metrics.goodput is not None:
         good = metrics.goodput
-        told.append(
+        lines.append(
             f"goodput: {good.requests:,} met their targets, {good.share:.1%}, "
             f"{good.requests_per_second:,.3f} a second"
         )
-    told.append(
+    lines.append(
         f"tokens: {metrics.output_tokens:,} out in chunks of "
         f"{text_of(metrics.tokens_per_chunk, '{:.2f}')}; {metrics.prompt_tokens:,} in, "
         f"{metrics.cached_tokens:,} of them cached"
     )
     if metrics.without_usage:
-        told.append(
+        lines.append(
             f"the server told no counts of {counted(metrics.without_usage, 'request', form=',')}: "
             "each chunk counts as a token there"
         )
     if metrics.without_text:
-        told.append(
+        lines.append(
             f"no token could be seen of {counted(metrics.without_text, 'request', form=',')}: "
             "they have no time to first token (--return-token-ids shows all, where it is served)"
         )
-    return told
+    return lines
 
 
 def _print_groups(console: Console, metrics: ServedMetrics) -> None:
@@ -211,7 +211,9 @@ def _result(measured: Measured, trace: Path | None, options: LoadOptions) -> dic
     }
 
 
-def _told(measured: Measured, trace: Path | None, options: LoadOptions) -> list[tuple[str, str]]:
+def _load_lines(
+    measured: Measured, trace: Path | None, options: LoadOptions
+) -> list[tuple[str, str]]:
     facts = _facts(measured, trace, options)
     load = f"{facts['name']}, {counted(facts['requests'], 'request', form=',')}"
     tokens = f"{facts['prompt_tokens']:,} in prompts, {facts['output_tokens']:,} asked for"
@@ -223,14 +225,14 @@ def _told(measured: Measured, trace: Path | None, options: LoadOptions) -> list[
         arrivals = "all at once"
     if options.concurrency is not None:
         arrivals += f", at most {options.concurrency:,} under way"
-    told = [
+    lines = [
         ("server", f"{measured.url}, {measured.model}, {options.endpoint}"),
         ("load", load),
         ("tokens", tokens),
         ("arrivals", arrivals),
     ]
     if (targets := targets_of(measured.requests)) is not None:
-        told.append(("targets", targets.told))
+        lines.append(("targets", targets.description))
     if measured.load.interrupted:
-        told.append(("interrupted", f"after {measured.load.seconds:,.1f} s"))
-    return told
+        lines.append(("interrupted", f"after {measured.load.seconds:,.1f} s"))
+    return lines

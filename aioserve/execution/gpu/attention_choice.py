@@ -25,13 +25,13 @@ from aioserve.ops import HostBatch, KVShape
 from aioserve.ops.backend import AttentionKind
 from aioserve.ops.gpu.attention import PromptAttention, paged_attention
 from aioserve.ops.gpu.backend import CudaBackend
-from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
 from aioserve.ops.gpu.flashinfer_attention import (
     FlashInferAttention,
     import_flashinfer,
     is_installed,
     why_not,
 )
+from aioserve.ops.gpu.gpu_batch import GpuBatch, GpuKVLayer
 from aioserve.ops.kv_cache import PlainKVCache
 from aioserve.paging.layout import kv_layout
 from aioserve.paging.pages import full_pages, pages_for_each, tokens_in_part

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import StepArrays
 from aioserve.execution.gpu.device import HostMemory
 from aioserve.execution.gpu.step_model import ResultShape
 from aioserve.execution.speculation.drafts.state_pages import StatePages
+from aioserve.execution.step_arrays import StepArrays
 from aioserve.models.decoder import Decoder
 from aioserve.ops import HostBatch, KVCache, SampleRows
 from aioserve.ops.gpu import sampling
 from aioserve.ops.gpu.attention_tiles import decode_splits
-from aioserve.ops.gpu.batch import GpuBatch
+from aioserve.ops.gpu.gpu_batch import GpuBatch
 from aioserve.ops.gpu.inputs import InputLayout, InputShape, Padding, fill_pending
 from aioserve.ops.gpu.page_copies import PageCopies
 from aioserve.paging.pages import pages_for

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from aioserve.config import EngineConfig
-from aioserve.execution.batch import StepArrays
 from aioserve.execution.gpu.device import Device, Graph
+from aioserve.execution.step_arrays import StepArrays
 
 __all__ = [
     "DecodeGraphs",

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from aioserve.errors import ConfigError
-from aioserve.execution.batch import NO_COPIES, StepArrays, largest_counts
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.device import Device, Stream
+from aioserve.execution.step_arrays import NO_COPIES, StepArrays, largest_counts
 from aioserve.ops import HostBatch, SampleRows
 from aioserve.paging.pages import pages_for
 from aioserve.sampling.edits import RowEdits

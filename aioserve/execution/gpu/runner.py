@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 from aioserve.drafting.drafter import Drafter
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import StepArrays
 from aioserve.execution.gpu.device import Event
 from aioserve.execution.gpu.failures import (
     HUNG_SECONDS,
@@ -36,11 +35,12 @@ from aioserve.execution.gpu.timing import StepTime
 from aioserve.execution.gpu.waiting import Expected, Handler, HostSide, Threads
 from aioserve.execution.gpu.worker import CudaWorker, StepOnDevice
 from aioserve.execution.host import Host
-from aioserve.execution.loop_callbacks import LoopCallbacks, settle
+from aioserve.execution.loop_callbacks import LoopCallbacks, resolve
 from aioserve.execution.runner import RunnerFailedError
 from aioserve.execution.speculation.drafting import DrafterApart
 from aioserve.execution.speculation.resolver import DraftRequest, StepFollower
 from aioserve.execution.speculation.resolving_queue import ResolvingQueue
+from aioserve.execution.step_arrays import StepArrays
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
@@ -58,7 +58,7 @@ class _Launched:
     """The block to compute. A key stands for padding alone, which runs what a graph of it will
     be."""
     future: asyncio.Future[StepOutcome]
-    told: Callable[[_Launched, StepOutcome | Exception], None]
+    on_done: Callable[[_Launched, StepOutcome | Exception], None]
     """Called on the loop with the step's result."""
     callbacks: LoopCallbacks
     followed: StepPlan | None = None
@@ -88,7 +88,7 @@ class _Launched:
             result = self.begun.outcome()
         except Exception as error:
             result = error
-        self.callbacks.put(functools.partial(self.told, self, result))
+        self.callbacks.put(functools.partial(self.on_done, self, result))
         del result  # an error would hold this frame, and with it the error and the step
 
     @property
@@ -246,7 +246,7 @@ class CudaRunner:
             _Launched(
                 block=block,
                 future=future,
-                told=self._ended,
+                on_done=self._ended,
                 callbacks=self._callbacks,
                 followed=followed,
             )
@@ -268,21 +268,24 @@ class CudaRunner:
             self._launching.put(functools.partial(_pass_by, self._follower, plan))
 
     def _have_drafted(
-        self, drafter: DrafterApart, request: DraftRequest, told: Callable[[Exception | None], None]
+        self,
+        drafter: DrafterApart,
+        request: DraftRequest,
+        on_done: Callable[[Exception | None], None],
     ) -> None:
         self._drafting = _Drafting(request.plan.step)
         self._at_rest.clear()
         self._watchdog.progress()
-        drafter.ask(request, functools.partial(self._have_heard, told))
+        drafter.ask(request, functools.partial(self._on_drafted, on_done))
 
-    def _have_heard(
-        self, told: Callable[[Exception | None], None], error: Exception | None
+    def _on_drafted(
+        self, on_done: Callable[[Exception | None], None], error: Exception | None
     ) -> None:
         self._drafting = None
         if isinstance(error, RunnerFailedError):
             self._fail(error)
         else:
-            told(error)
+            on_done(error)
         self._watchdog.progress()
         self._note_rest()
 
@@ -303,7 +306,7 @@ class CudaRunner:
             notes = isinstance(launched.block, StepArrays) and self._failure is None
             if notes:
                 result = self._resolving.noted(result)
-            settle(future, result)
+            resolve(future, result)
             if notes:
                 self._resolving.go_on()
         self._begin_queued()
@@ -354,7 +357,7 @@ class CudaRunner:
         callbacks = self._callbacks
 
         def tell() -> None:
-            callbacks.put(functools.partial(settle, passed, None))
+            callbacks.put(functools.partial(resolve, passed, None))
             callbacks.wake()
 
         self._launching.put(tell)
@@ -404,7 +407,7 @@ def _pass_by(follower: StepFollower, plan: StepPlan) -> None:
 def _fail(future: asyncio.Future[StepOutcome], failure: RunnerFailedError) -> None:
     """Fail a future that may never be awaited, as an earlier step has already reported the
     failure."""
-    settle(future, failure)
+    resolve(future, failure)
     if not future.cancelled():
         future.exception()
 

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import StepArrays
 from aioserve.execution.gpu.device import DeviceMemory, HostMemory
+from aioserve.execution.step_arrays import StepArrays
 from aioserve.ops.batch import STATUS_ERRORS
 from aioserve.sampling_params import MAX_LOGPROBS
 from aioserve.steps.outcome import StepOutcome

@@ -25,12 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import NO_COPIES, StepArrays
 from aioserve.execution.gpu.device import Device, Event, HostMemory, Stream
 from aioserve.execution.gpu.failures import DeviceFailedError, OutOfDeviceMemoryError
 from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
 from aioserve.execution.gpu.step_model import PackedStep, StepModel, outcome_of
 from aioserve.execution.gpu.timing import StepEvents, StepTime, StepTimer
+from aioserve.execution.step_arrays import NO_COPIES, StepArrays
 from aioserve.ops import SampleRows
 from aioserve.paging.pages import full_pages
 from aioserve.steps.outcome import StepOutcome

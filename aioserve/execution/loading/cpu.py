@@ -77,7 +77,7 @@ class CpuPlacement(Placement[CpuWorker, StepThreadRunner]):
 
     def place_draft(self, draft: Draft, num_pages: int, num_slots: int) -> ComputedDrafter:
         drafter = draft.placed(num_pages, num_slots=num_slots)
-        draft.guess_by(drafter)
+        draft.draft_with(drafter)
         return drafter
 
     def worker_of(self, model: Allocated, config: EngineConfig, num_slots: int) -> CpuWorker:

@@ -155,7 +155,7 @@ class CudaPlacement(Placement[CudaWorker, CudaRunner]):
         with self._blaming("draft tokens don't fit the device beside the KV cache"):
             drafter.rehearse()
         self.device.free_cached_memory()
-        draft.guess_by(DrafterInMemory(drafter, self.device))
+        draft.draft_with(DrafterInMemory(drafter, self.device))
         return drafter
 
     def worker_of(self, model: Allocated, config: EngineConfig, num_slots: int) -> CudaWorker:

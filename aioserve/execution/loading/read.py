@@ -23,7 +23,7 @@ from aioserve.models.gguf.parts import holds_gguf
 from aioserve.models.known import KnownKinds
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading
 from aioserve.models.resolve import resolve
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
 from aioserve.text.turn_marks import unended_mark
 

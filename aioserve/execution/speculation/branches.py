@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.batch import NO_COPIES, UnresolvedStep
+from aioserve.execution.step_arrays import NO_COPIES, UnresolvedStep
 from aioserve.paging.pages import full_pages, pages_for, tokens_in_part
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, SampleRow, StepPlan, WorkItem

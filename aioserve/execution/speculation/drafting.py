@@ -67,12 +67,12 @@ class DrafterApart(AtOnce):
         """Return the draft tokens that `ask` had made."""
         return [self._made[slot] for slot in slots]
 
-    def ask(self, request: DraftRequest, told: Callable[[Exception | None], None]) -> None:
+    def ask(self, request: DraftRequest, on_done: Callable[[Exception | None], None]) -> None:
         """Tell the follower of a plan, and make its draft tokens.
 
-        `told` is called on the loop when they are known, with None or the exception.
+        `on_done` is called on the loop when they are known, with None or the exception.
         """
-        self._put(functools.partial(self._draft, request, told))
+        self._put(functools.partial(self._draft, request, on_done))
 
     # -- on the step thread
 
@@ -85,7 +85,7 @@ class DrafterApart(AtOnce):
 
         self._put(passed_on)
 
-    def _draft(self, request: DraftRequest, told: Callable[[Exception | None], None]) -> None:
+    def _draft(self, request: DraftRequest, on_done: Callable[[Exception | None], None]) -> None:
         made: dict[int, Sequence[int]] = {}
         error, self._error = self._error, None
         try:
@@ -96,17 +96,17 @@ class DrafterApart(AtOnce):
                 made = dict(zip(request.slots, draft_tokens, strict=True))
         except Exception as raised:
             error = self._meaning_of(raised)
-        self._callbacks.put(functools.partial(self._tell, made, error, told))
+        self._callbacks.put(functools.partial(self._tell, made, error, on_done))
         self._callbacks.wake()
 
     def _tell(
         self,
         made: dict[int, Sequence[int]],
         error: Exception | None,
-        told: Callable[[Exception | None], None],
+        on_done: Callable[[Exception | None], None],
     ) -> None:
         self._made = made
-        told(error)
+        on_done(error)
 
 
 class DrafterInMemory(AtOnce):

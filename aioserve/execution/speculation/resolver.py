@@ -113,7 +113,7 @@ class Resolver:
         self._known: dict[int, array[int]] = {}
         """All known ids of each slot, with the one sampled last."""
         self._looks = drafter is not None and drafter.is_quick
-        self._heard: dict[int, int] = {}
+        self._num_sent: dict[int, int] = {}
         """Number of known ids that the drafter has heard of."""
         self._ahead: dict[int, Sequence[int]] = {}
         """Draft tokens of a dry run, which follow the ids heard of."""
@@ -152,14 +152,14 @@ class Resolver:
     def _start(self, slot: int, sequence: DraftedSequence) -> None:
         known_ids = np.ascontiguousarray(sequence.known_ids, np.int32)
         self._started[slot], self._known[slot] = sequence, array("i", known_ids.tobytes())
-        self._heard[slot] = len(known_ids)
+        self._num_sent[slot] = len(known_ids)
         if self._drafter is not None:
             self._drafter.start(slot, sequence)
 
     def _end(self, slot: int) -> None:
         if self._started.pop(slot, None) is not None:
             self._tell((slot,))
-            for kept in (self._known, self._heard):
+            for kept in (self._known, self._num_sent):
                 del kept[slot]
             for may_be_kept in (self._ahead, self._dry_runs):
                 may_be_kept.pop(slot, None)
@@ -171,7 +171,7 @@ class Resolver:
         after it is void. The drafter begins again."""
         known_ids = np.array(self._known[slot][:num_known], np.int32)
         sequence = msgspec.structs.replace(self._started[slot], known_ids=known_ids)
-        self._heard[slot] = len(self._known[slot])  # skip telling the drafter of the rest
+        self._num_sent[slot] = len(self._known[slot])  # skip telling the drafter of the rest
         self._end(slot)
         self._start(slot, sequence)
 
@@ -339,10 +339,10 @@ class Resolver:
         extended: dict[int, list[int]] = {}
         for slot in slots:
             known = self._known[slot]
-            if (heard := self._heard[slot]) == len(known):
+            if (num_sent := self._num_sent[slot]) == len(known):
                 continue
-            extended[slot] = ids = known[heard:].tolist()
-            self._heard[slot] = len(known)
+            extended[slot] = ids = known[num_sent:].tolist()
+            self._num_sent[slot] = len(known)
             if (ahead := self._ahead.pop(slot, None)) is not None:
                 self._dry_runs[slot] = _compared(ahead, ids[:LOOK_STEPS])
         if extended:

@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aioserve.execution.batch import StepArrays, UnresolvedStep
 from aioserve.execution.host import Host, ReadStep
-from aioserve.execution.loop_callbacks import settle
+from aioserve.execution.loop_callbacks import resolve
 from aioserve.execution.speculation.resolver import DraftRequest
+from aioserve.execution.step_arrays import StepArrays, UnresolvedStep
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 
@@ -97,7 +97,7 @@ class ResolvingQueue:
             futures.append(self._asking[2])
             self._asking = None
         for future in futures:
-            settle(future, failure)
+            resolve(future, failure)
             if not future.cancelled():
                 future.exception()  # mark as retrieved: it may have been told already
 
@@ -128,7 +128,7 @@ class ResolvingQueue:
                 request = self._host.resolver.draft_request(plan)
         except Exception as error:
             self._pass_by(plan)
-            settle(future, error)
+            resolve(future, error)
             return
         if self._ask is None or request is None or not request.slots:
             self._resolve(plan, step, future, followed=plan)
@@ -144,7 +144,7 @@ class ResolvingQueue:
         if error is None:
             self._resolve(plan, step, future, followed=None)
         else:
-            settle(future, error)
+            resolve(future, error)
         self.go_on()
 
     def _resolve(
@@ -156,7 +156,7 @@ class ResolvingQueue:
         except Exception as error:
             if followed is not None:
                 self._pass_by(followed)
-            settle(future, error)
+            resolve(future, error)
             return
         self._launched.append(_Launched(plan, is_taken=True))
         self._launch(resolved, future, followed)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aioserve.execution.batch import StepArrays
+from aioserve.execution.step_arrays import StepArrays
 from aioserve.ops import Backend, Drawn
 from aioserve.sampling.rejection import tokens_by_rejection
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aioserve.models.architecture import LatentAttention, Mixer, Tensor
-from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.stored import Floats, Format, IntegerForm, Rows, StoredLinear
+from aioserve.models.weight_integers import WeightIntegers
 
 __all__ = ["composed", "part_shapes"]
 
@@ -119,7 +119,7 @@ def _floats(rows: Rows) -> Floats:
 
 def _stacked(first: Rows, second: Rows) -> Rows:
     """Stack the rows of `second` below those of `first`. Both have the same format."""
-    if not isinstance(first, GroupedIntegers) or not isinstance(second, GroupedIntegers):
+    if not isinstance(first, WeightIntegers) or not isinstance(second, WeightIntegers):
         return np.concatenate((_floats(first), _floats(second)))
     minimums = None
     if first.minimums is not None and second.minimums is not None:

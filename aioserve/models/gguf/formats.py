@@ -1,6 +1,6 @@
 """Number formats of GGUF files: blocks of values and scales, and their decoding to weights.
 
-A row of a tensor is a whole number of blocks. `decoded` makes `GroupedIntegers` or floats of any
+A row of a tensor is a whole number of blocks. `decoded` makes `WeightIntegers` or floats of any
 rows. Block layouts are those of https://github.com/ggml-org/ggml (`ggml-common.h`), and values
 equal that library's, bit for bit. No files and no torch here.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.models.grouped import E2M1_TWICE, GroupedIntegers, Scales
+from aioserve.models.weight_integers import E2M1_TWICE, Scales, WeightIntegers
 
 __all__ = ["FORMATS", "Floats", "GGUFFormat", "decoded", "format_name"]
 
@@ -66,7 +66,7 @@ class GGUFFormat(NamedTuple):
         return columns // self.values_per_block * self.bytes_per_block
 
 
-def decoded(form: GGUFFormat, rows: Bytes) -> GroupedIntegers | Floats:
+def decoded(form: GGUFFormat, rows: Bytes) -> WeightIntegers | Floats:
     """Decode `rows`, uint8 [out, bytes of a row], into new memory.
 
     Integers keep the groups of the format; floats become float32 [out, in]. Scales may be any
@@ -79,7 +79,7 @@ def decoded(form: GGUFFormat, rows: Bytes) -> GroupedIntegers | Floats:
         return found
     count, columns = len(rows), blocks.shape[1] * form.values_per_block
     scales = found.scales.reshape(count, -1)
-    return GroupedIntegers(
+    return WeightIntegers(
         values=found.values.view(np.int8).reshape(count, columns),
         scales=scales,
         zeros=None,

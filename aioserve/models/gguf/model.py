@@ -19,7 +19,7 @@ from aioserve.models.gguf.tokenizer import GGUFVocabulary
 from aioserve.models.gguf.weights import GGUFWeights
 from aioserve.models.model_files import ModelFiles
 from aioserve.models.stored import StoredTensor
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
 from aioserve.text.tokenizer_file import parse_tokenizer
 

@@ -22,7 +22,7 @@ from aioserve.models.gguf.pieces import are_pieces, pairs_of, pieces_of, same_me
 from aioserve.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from aioserve.models.gguf.settings import WRITTEN
 from aioserve.models.gguf.tokenizer import GGUFVocabulary, TokenKind
-from aioserve.text.chat import ChatTemplate
+from aioserve.text.chat_template import ChatTemplate
 from aioserve.text.ends import named_ends
 from aioserve.text.template_files import TOOL_USE
 from aioserve.text.tokenizer import Tokenizer

@@ -26,7 +26,6 @@ from aioserve.models.gguf.config import architecture_of
 from aioserve.models.gguf.formats import FORMATS, GGUFFormat, decoded
 from aioserve.models.gguf.names import checkpoint_name, expert_names, part_names
 from aioserve.models.gguf.parts import open_parts
-from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.stored import (
     PLAIN,
     Format,
@@ -38,6 +37,7 @@ from aioserve.models.stored import (
     StoredWeights,
 )
 from aioserve.models.tensor_names import check_there, expected_tensors, some_names
+from aioserve.models.weight_integers import WeightIntegers
 
 __all__ = ["Blocks", "GGUFWeights", "norm_offset", "paired_heads", "paired_rows"]
 
@@ -84,7 +84,7 @@ class Blocks(Format):
         else:
             content = weight.read(first, end)
         found = decoded(self.form, content)
-        if self.less and not isinstance(found, GroupedIntegers):
+        if self.less and not isinstance(found, WeightIntegers):
             found -= np.float32(self.less)
         return found
 
@@ -99,7 +99,7 @@ def paired_rows(first: int, end: int, head_dim: int) -> npt.NDArray[np.int64]:
 @functools.cache
 def _integer_form(form: GGUFFormat) -> IntegerForm | None:
     found = decoded(form, np.zeros((1, form.bytes_per_block), np.uint8))
-    if not isinstance(found, GroupedIntegers):
+    if not isinstance(found, WeightIntegers):
         return None
     return IntegerForm(
         found.bits,

@@ -141,11 +141,11 @@ class DecoderHead(ABC):
 
     def _compute(self, ops: LayerOps[X], *, fuses: bool) -> X:
         if fuses:
-            hidden = self._fused(ops, ops.given(self._features))
+            hidden = self._fused(ops, ops.hidden_in(self._features))
         else:
-            hidden = ops.given(self.hidden_size)
+            hidden = ops.hidden_in(self.hidden_size)
         hidden = self._behind(ops, hidden)
-        ops.keep(hidden, 0)
+        ops.tap(hidden, 0)
         return self._logits(ops, hidden)
 
     def _checked(self, rows: Tensor, batch: Batch, fuses: bool) -> Tensor:

@@ -88,7 +88,7 @@ class Eagle3Head(DecoderHead):
         normed = self._hidden_norm(ops, hidden)
         stream = ResidualStream(ops, normed if self.config.norms_residual else hidden)
         is_last = not self._layers
-        x = ops.beside(embedded, normed)
+        x = ops.concat(embedded, normed)
         mixed = self._mixer(ops, x, logit_rows_only=is_last)
         if is_last:
             stream.keep_logit_rows()
@@ -105,7 +105,7 @@ class Eagle3Head(DecoderHead):
         logits = ops.linear(hidden, self._output)
         if self._draft_ids is None:
             return logits
-        return ops.spread(logits, self._draft_ids, self.config.vocab_size)
+        return ops.scatter_columns(logits, self._draft_ids, self.config.vocab_size)
 
 
 def _needed(described: architecture.Norm | None, weights: Weights) -> Norm:

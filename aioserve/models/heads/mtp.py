@@ -51,7 +51,7 @@ class MTPHead(DecoderHead):
 
     def _behind(self, ops: LayerOps[X], hidden: X) -> X:
         embedded = self._token_norm(ops, ops.embed(self._embedding))
-        both = ops.beside(embedded, self._hidden_norm(ops, hidden))
+        both = ops.concat(embedded, self._hidden_norm(ops, hidden))
         stream = ResidualStream(ops, ops.linear(both, self._projection))
         self._layer(stream, logit_rows_only=True)
         return stream.normed(self._final_norm)

@@ -12,7 +12,6 @@ import numpy as np
 
 from aioserve.models.architecture import Tensor
 from aioserve.models.fields import Fields
-from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.quantization.scheme import (
     FLOATS,
     Parts,
@@ -24,6 +23,7 @@ from aioserve.models.quantization.scheme import (
     num_groups,
 )
 from aioserve.models.stored import Format, IntegerForm, StoredLinear, StoredTensor
+from aioserve.models.weight_integers import WeightIntegers
 
 __all__ = ["PLACES", "Awq"]
 
@@ -84,7 +84,7 @@ class Awq(Scheme, Format):
         scales = stored.parts["scales"]
         return form_of(4, stored.group_size, stored.in_features, self.has_zeros, scales)
 
-    def rows(self, stored: StoredLinear, first: int, end: int) -> GroupedIntegers:
+    def rows(self, stored: StoredLinear, first: int, end: int) -> WeightIntegers:
         values = _numbers(stored.parts["qweight"], first, end)
         scales = stored.parts["scales"].read_float_columns(first, end).T
         zeros = _numbers(stored.parts["qzeros"], first, end) if self.has_zeros else None

@@ -19,9 +19,7 @@ import numpy as np
 
 from aioserve.isolation import shown
 from aioserve.models.architecture import Tensor
-from aioserve.models.coded import CodedFloats
 from aioserve.models.fields import Fields
-from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.quantization.scheme import Parts, Scheme, form_of, grouped, num_groups
 from aioserve.models.stored import (
     CodeForm,
@@ -31,6 +29,8 @@ from aioserve.models.stored import (
     StoredLinear,
     StoredTensor,
 )
+from aioserve.models.weight_codes import WeightCodes
+from aioserve.models.weight_integers import WeightIntegers
 
 __all__ = ["BitsAndBytes"]
 
@@ -67,7 +67,7 @@ class Integers8(Format):
     def integers(self, stored: StoredLinear) -> IntegerForm:
         return form_of(8, stored.in_features, stored.in_features, False)
 
-    def rows(self, stored: StoredLinear, first: int, end: int) -> GroupedIntegers:
+    def rows(self, stored: StoredLinear, first: int, end: int) -> WeightIntegers:
         values = stored.parts["weight"].read(first, end)
         scales = stored.parts["scales"].read_floats(first, end) / np.float32(127)
         return grouped(values, scales[:, None], None, stored.in_features, 8)
@@ -105,7 +105,7 @@ class Codes4(Format):
             return None  # blocks end within rows
         return CodeForm(self.block, self.table)
 
-    def rows(self, stored: StoredLinear, first: int, end: int) -> CodedFloats | Floats:
+    def rows(self, stored: StoredLinear, first: int, end: int) -> WeightCodes | Floats:
         columns, parts = stored.in_features, stored.parts
         start, stop = first * columns, end * columns
         packed = parts["weight"].read_bytes(start // 2, num_groups(stop, 2) - start // 2)
@@ -116,7 +116,7 @@ class Codes4(Format):
         table = np.array(self.table, np.float32)
         if columns % self.block == 0:
             scales = scales.astype(np.float32, copy=False).reshape(end - first, -1)
-            return CodedFloats(codes, table, scales, self.block)
+            return WeightCodes(codes, table, scales, self.block)
         each = np.repeat(scales, self.block)[start - from_block * self.block :]
         return table[codes] * each[: stop - start].reshape(codes.shape)
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 import numpy as np
 
 from aioserve.models.architecture import Tensor
-from aioserve.models.coded import CodedFloats
 from aioserve.models.fields import Fields, asks_nothing
 from aioserve.models.quantization.packing import E4M3, e8m0
 from aioserve.models.quantization.scheme import FLOATS, Parts, Scheme, num_groups
@@ -24,6 +23,7 @@ from aioserve.models.stored import (
     StoredLinear,
     StoredTensor,
 )
+from aioserve.models.weight_codes import WeightCodes
 
 __all__ = ["Float8", "Fp8", "block_of"]
 
@@ -59,7 +59,7 @@ class Float8(Format):
             inputs, scales=kind, alike=outputs, float_activations=self.float_activations
         )
 
-    def rows(self, stored: StoredLinear, first: int, end: int) -> CodedFloats:
+    def rows(self, stored: StoredLinear, first: int, end: int) -> WeightCodes:
         block_rows, block_columns = self.block
         from_block, to_block = first // block_rows, num_groups(end, block_rows)
         part, across = stored.parts["scales"], num_groups(stored.in_features, block_columns)
@@ -67,7 +67,7 @@ class Float8(Format):
         start = from_block * block_rows
         scales = np.repeat(scales, block_rows, axis=0)[first - start : end - start]
         codes = stored.parts["weight"].read(first, end)
-        return CodedFloats(codes, E4M3, scales, block_columns)
+        return WeightCodes(codes, E4M3, scales, block_columns)
 
 
 def _scales(part: StoredTensor) -> Floats:

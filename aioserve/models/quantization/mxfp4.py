@@ -15,10 +15,10 @@ import numpy as np
 
 from aioserve.models.architecture import Tensor
 from aioserve.models.fields import Fields
-from aioserve.models.grouped import E2M1_TWICE, GroupedIntegers
 from aioserve.models.quantization.packing import e8m0
 from aioserve.models.quantization.scheme import Parts, Scheme
 from aioserve.models.stored import Format, IntegerForm, StoredLinear
+from aioserve.models.weight_integers import E2M1_TWICE, WeightIntegers
 
 __all__ = ["GROUP_SIZE", "Mxfp4", "Mxfp4Experts"]
 
@@ -56,9 +56,9 @@ class Mxfp4(Format):
     def integers(self, stored: StoredLinear) -> IntegerForm:
         return IntegerForm(4, GROUP_SIZE, False, "bfloat16", table=E2M1_TWICE)
 
-    def rows(self, stored: StoredLinear, first: int, end: int) -> GroupedIntegers:
+    def rows(self, stored: StoredLinear, first: int, end: int) -> WeightIntegers:
         values = _PAIRS[stored.parts["weight"].read(first, end)]
-        return GroupedIntegers(
+        return WeightIntegers(
             values=values.reshape(end - first, stored.in_features),
             scales=e8m0(stored.parts["scales"].read(first, end)) / np.float32(2),
             zeros=None,

@@ -10,8 +10,8 @@ import numpy as np
 
 from aioserve.errors import WeightsError
 from aioserve.models.decoding import rounded
-from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.stored import Floats, IntegerForm
+from aioserve.models.weight_integers import WeightIntegers
 
 __all__ = ["FORMS", "nearest_integers", "quotients", "round_to_integers"]
 
@@ -29,7 +29,7 @@ squared error is taken, or the first of equal ones."""
 
 def round_to_integers(
     weight: Floats, form: IntegerForm, importance: Floats | None = None
-) -> GroupedIntegers:
+) -> WeightIntegers:
     """Round a weight, float32 [out, in], to 4 or 8 bits. A group of zeros has the scale 0.
 
     With 4 bits, `importance`, float32 [in], weighs the squared error of each input. Raises
@@ -46,7 +46,7 @@ def round_to_integers(
     else:
         counts = np.ones(columns, np.float32) if importance is None else importance
         values, scales = _int4(groups, np.pad(counts, (0, missing)).reshape(-1, form.group_size))
-    return GroupedIntegers(
+    return WeightIntegers(
         values=values.astype(np.int8).reshape(rows, -1)[:, :columns],
         scales=scales[:, :, 0],
         zeros=None,

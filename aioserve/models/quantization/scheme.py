@@ -14,7 +14,6 @@ from aioserve.errors import ModelError, WeightsError
 from aioserve.isolation import shown
 from aioserve.models.architecture import Tensor
 from aioserve.models.fields import Fields
-from aioserve.models.grouped import GROUP_SIZES, GroupedIntegers
 from aioserve.models.quantization.patterns import Pattern
 from aioserve.models.stored import (
     SCALES_OF_DTYPE,
@@ -23,6 +22,7 @@ from aioserve.models.stored import (
     StoredLinear,
     StoredTensor,
 )
+from aioserve.models.weight_integers import GROUP_SIZES, WeightIntegers
 
 __all__ = ["EXPRESSION", "Parts", "Scheme", "check_names", "compiled", "matches"]
 
@@ -173,8 +173,8 @@ def grouped(
     group_size: int,
     bits: int,
     index: np.ndarray | None = None,
-) -> GroupedIntegers:
-    """Make `GroupedIntegers` of signed values, int8 [out, in].
+) -> WeightIntegers:
+    """Make `WeightIntegers` of signed values, int8 [out, in].
 
     - group_size: one of `GROUP_SIZES`, a multiple of 128, or all inputs.
     - index: group of each input, if inputs aren't in the order of groups. All groups are full."""
@@ -189,7 +189,7 @@ def grouped(
         times = min(group_size // size, count)  # groups may exceed the weight
         scales = np.repeat(scales, times, axis=1)[:, :count]
         zeros = None if zeros is None else np.repeat(zeros, times, axis=1)[:, :count]
-    return GroupedIntegers(
+    return WeightIntegers(
         np.ascontiguousarray(values),
         np.ascontiguousarray(scales, np.float32),
         None if zeros is None else np.ascontiguousarray(zeros),

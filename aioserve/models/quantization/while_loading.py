@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 
 from aioserve.errors import ConfigError, WeightsError
 from aioserve.models.architecture import Architecture, Tensor
-from aioserve.models.coded import CodedFloats
-from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.quantization.packing import E4M3, e4m3_bits, e4m3_scales
 from aioserve.models.quantization.rounding import FORMS, quotients, round_to_integers
 from aioserve.models.stored import (
@@ -18,6 +16,8 @@ from aioserve.models.stored import (
     StoredLinear,
     StoredWeights,
 )
+from aioserve.models.weight_codes import WeightCodes
+from aioserve.models.weight_integers import WeightIntegers
 
 __all__ = ["QuantizedWhileLoading", "RoundedFloats8"]
 
@@ -39,7 +39,7 @@ class Rounded(Format):
     def integers(self, stored: StoredLinear) -> IntegerForm:
         return self.form
 
-    def rows(self, stored: StoredLinear, first: int, end: int) -> GroupedIntegers:
+    def rows(self, stored: StoredLinear, first: int, end: int) -> WeightIntegers:
         floats = self.plain.rows(stored, first, end)
         try:
             return round_to_integers(floats, self.form)
@@ -63,14 +63,14 @@ class RoundedFloats8(Format):
     def codes(self, stored: StoredLinear) -> CodeForm:
         return CodeForm(stored.in_features)
 
-    def rows(self, stored: StoredLinear, first: int, end: int) -> CodedFloats:
+    def rows(self, stored: StoredLinear, first: int, end: int) -> WeightCodes:
         floats = self.plain.rows(stored, first, end)
         try:
             scales = e4m3_scales(floats)
         except WeightsError as error:
             raise WeightsError(f"{stored.name}: {error}") from error
         codes = e4m3_bits(quotients(floats, scales))
-        return CodedFloats(codes, E4M3, scales, stored.in_features)
+        return WeightCodes(codes, E4M3, scales, stored.in_features)
 
 
 def _rounded(plain: Plain, method: str) -> Rounded | RoundedFloats8:

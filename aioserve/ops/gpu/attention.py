@@ -17,7 +17,7 @@ from aioserve.ops.backend import AttentionKind
 from aioserve.ops.gpu.attention_decode import decode
 from aioserve.ops.gpu.attention_prefill import prefill
 from aioserve.ops.gpu.attention_tiles import AttentionTiles, attention_tiles
-from aioserve.ops.gpu.batch import GpuKVLayer
+from aioserve.ops.gpu.gpu_batch import GpuKVLayer
 from aioserve.ops.gpu.latent_attention import latent_attention
 
 __all__ = ["PromptAttention", "paged_attention"]

@@ -30,7 +30,7 @@ from aioserve.ops.gpu.attention_core import (
     score_units,
 )
 from aioserve.ops.gpu.attention_tiles import AttentionTiles, max_parts
-from aioserve.ops.gpu.batch import GpuKVLayer
+from aioserve.ops.gpu.gpu_batch import GpuKVLayer
 from aioserve.paging.pages import capacity_tokens
 
 __all__ = ["decode", "decode_kernel", "merge_kernel"]

@@ -29,7 +29,7 @@ from aioserve.ops.gpu.attention_core import (
     score_units,
 )
 from aioserve.ops.gpu.attention_tiles import AttentionTiles
-from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuKVLayer
+from aioserve.ops.gpu.gpu_batch import QUERY_BLOCK, GpuKVLayer
 
 __all__ = ["prefill", "prefill_kernel"]
 

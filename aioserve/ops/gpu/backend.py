@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from aioserve.errors import ConfigError
 from aioserve.formats.routing import Routing
-from aioserve.formats.weights import CUDA, CUDA_ATTENTION, HeldLinear
+from aioserve.formats.weights import CUDA, CUDA_ATTENTION, PackedLinear
 from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, RMSNorm, Rotation
 from aioserve.ops.batch import STATUS_ERRORS, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
@@ -42,8 +42,8 @@ from aioserve.ops.experts import ExpertGate
 from aioserve.ops.gpu import latent_attention, rotary, rowwise, sampling
 from aioserve.ops.gpu.attention import PromptAttention, paged_attention
 from aioserve.ops.gpu.attention_tiles import decode_splits
-from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
 from aioserve.ops.gpu.experts import GpuMixture
+from aioserve.ops.gpu.gpu_batch import GpuBatch, GpuKVLayer
 from aioserve.ops.gpu.grouped_linear import GroupedLinear
 from aioserve.ops.gpu.inputs import InputLayout, fill_pending, upload_samples
 from aioserve.ops.gpu.page_copies import PageCopies
@@ -104,7 +104,7 @@ class CudaBackend(Backend):
         *,
         out_dtype: torch.dtype | None = None,
     ) -> GpuLinear | GroupedLinear:
-        if isinstance(weight, HeldLinear):
+        if isinstance(weight, PackedLinear):
             if bias is not None:
                 raise TypeError("bias must be None: it is held with the weight")
             return GroupedLinear(weight, out_dtype=out_dtype, device=self.device)

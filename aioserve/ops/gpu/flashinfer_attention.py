@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from aioserve.ops.backend import AttentionKind
-from aioserve.ops.gpu.batch import GpuKVLayer, HostPrompts
+from aioserve.ops.gpu.gpu_batch import GpuKVLayer, HostPrompts
 from aioserve.paging.pages import capacity_tokens, full_pages, pages_for_each
 
 __all__ = [

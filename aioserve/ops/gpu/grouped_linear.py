@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.formats.weights import FloatRows, GroupedRows, HeldLinear
+from aioserve.formats.weights import FloatRows, GroupedRows, PackedLinear
 from aioserve.ops.gpu.grouped_kernels import (
     Layout,
     Prepared,
@@ -300,15 +300,15 @@ class FloatRun:
 
 
 class GroupedLinear(Linear):
-    """A `HeldLinear` on a GPU, without waiting on the host, like `GpuLinear`. An id that is no row
-    raises no error, and gives arbitrary numbers."""
+    """A `PackedLinear` on a GPU, without waiting on the host, like `GpuLinear`. An id that is no
+    row raises no error, and gives arbitrary numbers."""
 
     __slots__ = ("_device", "runs")
 
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16)
 
     def __init__(
-        self, held: HeldLinear, *, out_dtype: torch.dtype | None = None, device: torch.device
+        self, held: PackedLinear, *, out_dtype: torch.dtype | None = None, device: torch.device
     ) -> None:
         dtype: torch.dtype = getattr(torch, held.dtype)
         self._describe(held.out_features, held.in_features, dtype, out_dtype)

@@ -32,7 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aioserve.ops.batch import BATCH_FIELDS, SAMPLE_FIELDS, HostBatch, SampleRows
-from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch, HostPrompts
+from aioserve.ops.gpu.gpu_batch import QUERY_BLOCK, GpuBatch, HostPrompts
 from aioserve.ops.gpu.sampling import DeviceSampleRows, Draws
 from aioserve.paging.pages import pages_for
 from aioserve.sampling_params import COLUMNS

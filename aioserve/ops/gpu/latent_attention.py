@@ -21,7 +21,7 @@ from aioserve.ops.backend import AttentionKind
 from aioserve.ops.checks import RMSNorm, Rotation
 from aioserve.ops.gpu.attention_core import finish, fold, log_sum_exp, score_units
 from aioserve.ops.gpu.attention_tiles import padded_dims
-from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuKVLayer
+from aioserve.ops.gpu.gpu_batch import QUERY_BLOCK, GpuKVLayer
 
 __all__ = [
     "attention_kernel",

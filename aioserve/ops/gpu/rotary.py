@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aioserve.ops.checks import HeadNorms, Rotation
-from aioserve.ops.gpu.batch import GpuKVLayer
+from aioserve.ops.gpu.gpu_batch import GpuKVLayer
 
 __all__ = ["rotary_kernel", "rotary_kv_write"]
 

@@ -28,10 +28,10 @@ from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan, WorkItem
 
-__all__ = ["AskedTokens", "BrokenRow", "DoneStep", "LateRow", "RowPart"]
+__all__ = ["BrokenRow", "DoneStep", "ItemTokens", "LateRow", "RowPart"]
 
 
-class AskedTokens(NamedTuple):
+class ItemTokens(NamedTuple):
     """Positions `[start, end)` of a sequence, which a step computes in one item."""
 
     sequence: SequenceState
@@ -87,7 +87,7 @@ class DoneStep(msgspec.Struct, kw_only=True):
 class RowPart:
     """One thing that rows may be asked for. The methods of this base class change nothing."""
 
-    def ask(self, asked: AskedTokens) -> dict[str, Any]:
+    def ask(self, asked: ItemTokens) -> dict[str, Any]:
         """Return fields to add to the item of these tokens, and move the sequence past them. Empty
         if nothing is asked for."""
         return {}

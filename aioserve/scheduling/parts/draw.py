@@ -6,7 +6,7 @@ from collections.abc import Set
 from typing import Any
 
 from aioserve.request import FinishReason
-from aioserve.scheduling.parts.base import AskedTokens, BrokenRow, DoneStep, LateRow, RowPart
+from aioserve.scheduling.parts.base import BrokenRow, DoneStep, ItemTokens, LateRow, RowPart
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.updates import SequenceUpdate
 from aioserve.steps.plan import ItemKind, SampleRow, WorkItem
@@ -20,7 +20,7 @@ class Draw(RowPart):
     """Draws every row. All tokens are taken here, also those of rows that verify, which may be
     several."""
 
-    def ask(self, asked: AskedTokens) -> dict[str, Any]:
+    def ask(self, asked: ItemTokens) -> dict[str, Any]:
         if not asked.family:
             return {}
         asked.sequence.pending += 1

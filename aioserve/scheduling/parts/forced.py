@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aioserve.scheduling.parts.base import AskedTokens, DoneStep, LateRow
+from aioserve.scheduling.parts.base import DoneStep, ItemTokens, LateRow
 from aioserve.scheduling.parts.verifying import VerifyingPart, ids_to_verify
 from aioserve.scheduling.sequence import Phase, SequenceState
 
@@ -16,7 +16,7 @@ __all__ = ["Forced", "forced_ahead", "forced_budget"]
 
 
 class Forced(VerifyingPart):
-    def ask(self, asked: AskedTokens) -> dict[str, Any]:
+    def ask(self, asked: ItemTokens) -> dict[str, Any]:
         sequence, count = asked.sequence, asked.end - asked.start
         token_ids = ids_to_verify(sequence, asked.start, count)
         token_ids[1:] = forced_ahead(sequence)[: count - 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aioserve.scheduling.parts.base import AskedTokens, DoneStep, RowPart
+from aioserve.scheduling.parts.base import DoneStep, ItemTokens, RowPart
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.steps.plan import WorkItem
 
@@ -13,7 +13,7 @@ __all__ = ["Pool"]
 
 
 class Pool(RowPart):
-    def ask(self, asked: AskedTokens) -> dict[str, Any]:
+    def ask(self, asked: ItemTokens) -> dict[str, Any]:
         pooling = asked.sequence.pooling
         part = None if pooling is None else pooling.launch(asked.start, asked.end)
         return {} if part is None else {"pooled": part}

@@ -10,7 +10,7 @@ from collections.abc import Set
 from typing import Any
 
 from aioserve.request import Logprobs
-from aioserve.scheduling.parts.base import AskedTokens, DoneStep, RowPart
+from aioserve.scheduling.parts.base import DoneStep, ItemTokens, RowPart
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.updates import SequenceUpdate
 from aioserve.steps.plan import ScoredTokens, WorkItem
@@ -19,7 +19,7 @@ __all__ = ["Score"]
 
 
 class Score(RowPart):
-    def ask(self, asked: AskedTokens) -> dict[str, Any]:
+    def ask(self, asked: ItemTokens) -> dict[str, Any]:
         sequence = asked.sequence
         count = sequence.num_scored_by(asked.end)
         if not count:

@@ -73,7 +73,7 @@ class StepCosts:
         counts only while no other does."""
         self.are_known: bool = False
 
-    def took(self, num_tokens: int, seconds: float) -> None:
+    def record(self, num_tokens: int, seconds: float) -> None:
         if seconds > 0:
             grain = 1 << max(0, num_tokens.bit_length() - 4)
             place = (num_tokens + grain // 2) // grain * grain
@@ -112,7 +112,7 @@ class DraftLengths:
         self._held: dict[DraftRecord, int] = {}
         self._verified: bool | None = None
 
-    def took(
+    def record(
         self, tokens: int, seconds: float, *, verified: bool, longest: int = 0, drafting: float = 0
     ) -> None:
         """Record a step of `tokens` tokens that took `seconds`. The drafter took `drafting` of
@@ -120,7 +120,7 @@ class DraftLengths:
         kind, since their costs overlap."""
         costs = self.verifying if verified else self.plain
         if verified is self._verified or not costs.medians:
-            costs.took(tokens, seconds - drafting)
+            costs.record(tokens, seconds - drafting)
         if drafting > 0:
             self._pass_seconds.append(drafting / (longest + 1))
         self._verified = verified

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aioserve.errors import InvariantError
-from aioserve.scheduling.parts.base import AskedTokens, DoneStep
+from aioserve.scheduling.parts.base import DoneStep, ItemTokens
 from aioserve.scheduling.parts.verifying import VerifyingPart, ids_to_verify
 from aioserve.scheduling.sequence import Run, SequenceState
 from aioserve.scheduling.speculation.draft_lengths import FIRST_STEPS
@@ -18,7 +18,7 @@ __all__ = ["Verify", "num_not_drafted"]
 class Verify(VerifyingPart):
     """Part of every step once a request has asked for draft tokens: it learns from each."""
 
-    def ask(self, asked: AskedTokens) -> dict[str, Any]:
+    def ask(self, asked: ItemTokens) -> dict[str, Any]:
         sequence, start, count = asked.sequence, asked.start, asked.end - asked.start
         if (drafts := sequence.drafts) is None:
             raise InvariantError(f"{sequence} has no draft tokens")
@@ -81,7 +81,7 @@ def _take_dry_runs(step: DoneStep) -> None:
 
 def _learn_costs(step: DoneStep) -> None:
     plan, outcome = step.plan, step.outcome
-    step.speculation.lengths.took(
+    step.speculation.lengths.record(
         plan.num_tokens - num_not_drafted(plan, outcome),
         step.seconds,
         verified=plan.num_verified > 0 and _asks_drafter(plan),

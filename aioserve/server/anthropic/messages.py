@@ -9,14 +9,14 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.request import Usage
-from aioserve.server.anthropic.request import (
+from aioserve.server.anthropic.message_request import (
     NAMES,
     Conversation,
     MessageRequest,
     TextBlock,
     ThinkingBlock,
     ToolUseBlock,
-    asked_of,
+    chat_input_of,
     conversation_of,
     framing_of,
     plan_of,
@@ -221,7 +221,7 @@ def _encoded(events: list[Event]) -> bytes:
     streams="if asked",
 )
 async def messages(call: Call, body: MessageRequest) -> object:
-    answering = await Answering.begun(call, await asked_of(call, body), stream=body.stream)
+    answering = await Answering.begun(call, await chat_input_of(call, body), stream=body.stream)
     return await answered(call, answering, MessageWriter(body, answering), stream=body.stream)
 
 

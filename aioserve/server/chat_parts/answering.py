@@ -32,8 +32,8 @@ __all__ = [
     "OWN_ENDS",
     "Answering",
     "Arguments",
-    "Asked",
     "CallBegun",
+    "ChatInput",
     "Content",
     "Event",
     "PartWriter",
@@ -173,7 +173,7 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
 Piece = Reasoning | Content | CallBegun | Arguments
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ChatInput(msgspec.Struct, frozen=True):
     """Request to the engine that a body asks for."""
 
     messages: list[dict[str, Any]]
@@ -216,7 +216,7 @@ def size_of(
 class Answering:
     """Answer to messages: a `Source`."""
 
-    def __init__(self, engine: EngineLike, asked: Asked) -> None:
+    def __init__(self, engine: EngineLike, asked: ChatInput) -> None:
         """Submit the request. Raises `ApiError` in the words of the API."""
         self._asked = asked
         self._cut = False
@@ -226,7 +226,7 @@ class Answering:
 
     @classmethod
     async def begun(
-        cls, call: Call, asked: Asked, *, stream: bool | None, **size: Any
+        cls, call: Call, asked: ChatInput, *, stream: bool | None, **size: Any
     ) -> Answering:
         """Submit the request when it is the call's turn. More fields of the answer's size are in
         `size`. Raises `ApiError` in the words of the API, also for an answer that may be too

@@ -19,7 +19,7 @@ import msgspec
 from aioserve.config import ToolParserName
 from aioserve.engine.interface import ModelFacts
 from aioserve.server.bodies import Strict
-from aioserve.server.chat_parts.sampling import AskedForm, check_at_most, check_schema
+from aioserve.server.chat_parts.sampling import RequestedForm, check_at_most, check_schema
 from aioserve.server.errors import ApiError, refuse
 from aioserve.server.hint_tables import OF_TOOLS, Hints
 from aioserve.server.settings import ServerSettings
@@ -317,7 +317,7 @@ def planned(
     choice: Choice,
     one_call: bool,
     form: ResponseFormat | None,
-    asked_form: AskedForm | None = None,
+    asked_form: RequestedForm | None = None,
     names: Mapping[str, str] = {},
 ) -> AnswerPlan:
     """Plan an answer from the fields of a body.
@@ -454,7 +454,7 @@ _OF_TYPES = {
 """Type of `response_format` that each of its fields goes with."""
 
 
-def _form(wanted: ResponseFormat | None, asked: AskedForm | None) -> StructuredOutput | None:
+def _form(wanted: ResponseFormat | None, asked: RequestedForm | None) -> StructuredOutput | None:
     """Return the structured output of a completion that is text; None if any text will do."""
     for field, kind in _OF_TYPES.items():
         if wanted is not None and wanted.type != kind and getattr(wanted, field) is not None:
@@ -474,7 +474,7 @@ def _form(wanted: ResponseFormat | None, asked: AskedForm | None) -> StructuredO
     return StructuredOutput(json_schema=wanted.json_schema.schema)
 
 
-def form_field(wanted: ResponseFormat | None, asked: AskedForm | None, otherwise: str) -> str:
+def form_field(wanted: ResponseFormat | None, asked: RequestedForm | None, otherwise: str) -> str:
     """Field that asks for the form of the text; `otherwise` if none does."""
     if wanted is not None and wanted.type != "text":
         return "response_format"

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import msgspec
 
-from aioserve.engine.chat import MAX_MESSAGES, MAX_VALUES
+from aioserve.engine.chat_stream import MAX_MESSAGES, MAX_VALUES
 from aioserve.engine.interface import TemplateName
 from aioserve.request import SamplingParams
 from aioserve.sampling_params import MAX_BIASED_TOKENS
@@ -25,9 +25,9 @@ from aioserve.structured_output import StructuredOutput
 
 __all__ = [
     "FORM_ARGUMENTS",
-    "AskedForm",
     "Effort",
     "Limited",
+    "RequestedForm",
     "StructuredOutputs",
     "check_at_most",
     "check_chars",
@@ -94,7 +94,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         )
 
 
-class AskedForm(msgspec.Struct, frozen=True):
+class RequestedForm(msgspec.Struct, frozen=True):
     """Form of the answer, and the field of the body that asks for it."""
 
     field: str

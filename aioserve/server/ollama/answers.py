@@ -35,11 +35,11 @@ from aioserve.server.chat_parts.answering import (
 from aioserve.server.chat_parts.plan import AnswerPlan
 from aioserve.server.endpoint import LINES, Endpoint, ErrorShape, Handler, Streams, endpoint
 from aioserve.server.errors import ApiError, as_named
-from aioserve.server.ollama.request import (
+from aioserve.server.ollama.ollama_request import (
     NAMES,
     ChatBody,
     GenerateBody,
-    asked_of,
+    chat_input_of,
     check_generated,
     options_of,
     plan_of,
@@ -256,7 +256,9 @@ async def chat(call: Call, body: ChatBody) -> object:
     if not body.messages:
         message = OllamaMessage(role="assistant", content="")
         return OllamaChat(**_loaded(name), message=message)
-    answering = await Answering.begun(call, await asked_of(call, body), stream=body.is_streamed)
+    answering = await Answering.begun(
+        call, await chat_input_of(call, body), stream=body.is_streamed
+    )
     writer = AnswerWriter(name, answering, is_chat=True)
     return await answered(call, answering, writer, stream=body.is_streamed)
 
@@ -270,7 +272,9 @@ async def generate(call: Call, body: GenerateBody) -> object:
     if is_raw:
         answering = RawAnswering(call, body, plan_of(call, body))
     else:
-        answering = await Answering.begun(call, await asked_of(call, body), stream=body.is_streamed)
+        answering = await Answering.begun(
+            call, await chat_input_of(call, body), stream=body.is_streamed
+        )
     writer = AnswerWriter(name, answering, is_chat=False)
     return await answered(call, answering, writer, stream=body.is_streamed)
 

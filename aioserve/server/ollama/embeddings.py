@@ -18,7 +18,7 @@ from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.sampling import check_at_most
 from aioserve.server.errors import as_named, refuse
 from aioserve.server.ollama.answers import posted
-from aioserve.server.ollama.request import ModelOptions, served_name
+from aioserve.server.ollama.ollama_request import ModelOptions, served_name
 from aioserve.server.openai.embeddings import first_dimensions, written
 from aioserve.timings import loop_seconds
 

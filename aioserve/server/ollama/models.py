@@ -18,7 +18,7 @@ from aioserve.server.app_state import Call
 from aioserve.server.bodies import NoParameters, Strict
 from aioserve.server.endpoint import endpoint
 from aioserve.server.ollama.answers import OLLAMA_ERRORS, posted
-from aioserve.server.ollama.request import served_name
+from aioserve.server.ollama.ollama_request import served_name
 
 __all__ = ["api_version", "details_of", "ps", "show", "tags"]
 

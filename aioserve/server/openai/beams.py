@@ -20,7 +20,7 @@ from aioserve.server.call_log import sum_of
 from aioserve.server.chat_parts.plan import ResponseFormat
 from aioserve.server.errors import as_named, refuse
 from aioserve.server.openai.fields import ChunkFields, refuse_unsupported
-from aioserve.server.openai.together import all_of
+from aioserve.server.openai.multi_request import all_of
 
 __all__ = ["Found", "beams_of"]
 

@@ -19,11 +19,11 @@ from aioserve.server.chat_parts.sampling import check_at_most, units_of
 from aioserve.server.endpoint import endpoint
 from aioserve.server.errors import ApiError, refuse
 from aioserve.server.json_parts import LongJson
-from aioserve.server.openai.chat import ChatChoice, ChatCompletion, ChatWriter, about_of
-from aioserve.server.openai.chat_request import ChatFields, ChatRequest, asked_of
+from aioserve.server.openai.chat_completions import ChatChoice, ChatCompletion, ChatWriter, about_of
+from aioserve.server.openai.chat_request import ChatFields, ChatRequest, chat_input_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import refuse_unsupported, usage_of
-from aioserve.server.openai.together import all_of
+from aioserve.server.openai.multi_request import all_of
 
 __all__ = ["BatchChatRequest", "chat_batch"]
 
@@ -85,7 +85,7 @@ async def chat_batch(call: Call, body: BatchChatRequest) -> ChatCompletion:
                 one = body.one(messages)
                 await call.pace.before(units_of(messages))
                 one.check(call)
-                asked = await asked_of(call, one)
+                asked = await chat_input_of(call, one)
                 begun = Answering.begun(call, asked, stream=False, prompts=len(body.messages))
                 answerings.append(await begun)
             writers.append(ChatWriter(call, one, asked.plan, answerings[-1]))

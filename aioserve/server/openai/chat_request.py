@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from aioserve.engine.chat import MESSAGE_FIELDS
+from aioserve.engine.chat_stream import MESSAGE_FIELDS
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
-from aioserve.server.chat_parts.answering import Asked
+from aioserve.server.chat_parts.answering import ChatInput
 from aioserve.server.chat_parts.plan import (
     Choice,
     ResponseFormat,
@@ -35,7 +35,14 @@ from aioserve.server.hint_fields import let_through
 from aioserve.server.hint_tables import OF_CHAT, Hints
 from aioserve.server.openai.fields import ChunkFields
 
-__all__ = ["ChatFields", "ChatRequest", "asked_of", "check_results", "framing_of", "messages_of"]
+__all__ = [
+    "ChatFields",
+    "ChatRequest",
+    "chat_input_of",
+    "check_results",
+    "framing_of",
+    "messages_of",
+]
 
 _KNOWN = MESSAGE_FIELDS | {"refusal", "audio", "function_call"}
 """Known fields of a message. Nothing here reads the last two of these names, but dropping them
@@ -275,7 +282,7 @@ def _predicted(call: Call, body: ChatRequest) -> str | None:
     return text
 
 
-async def asked_of(call: Call, body: ChatRequest) -> Asked:
+async def chat_input_of(call: Call, body: ChatRequest) -> ChatInput:
     """Return the request to the engine. Raises `ApiError`."""
     names = body.names
     with as_named(names):
@@ -298,4 +305,4 @@ async def asked_of(call: Call, body: ChatRequest) -> Asked:
         )
         messages = await messages_of(body.messages, call)
         options = body.options(call, **framing_of(call, body))
-        return Asked(messages, params, plan, options, names)
+        return ChatInput(messages, params, plan, options, names)

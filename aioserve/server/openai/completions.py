@@ -35,7 +35,7 @@ from aioserve.server.openai.logprobs import (
     TokenTexts,
     prompt_logprobs,
 )
-from aioserve.server.openai.together import Batch, Merged, all_of
+from aioserve.server.openai.multi_request import Batch, Merged, all_of
 from aioserve.server.pace import Pace
 
 __all__ = [

@@ -24,7 +24,7 @@ from aioserve.sampling_params import PARAMETERS
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.sampling import (
-    AskedForm,
+    RequestedForm,
     StructuredOutputs,
     check_limits,
     sampling_params,
@@ -269,18 +269,18 @@ class AnswerFields(HandedOn, frozen=True, kw_only=True):
             self.asked_form.check_sizes(call.settings)
 
     @property
-    def asked_form(self) -> AskedForm | None:
+    def asked_form(self) -> RequestedForm | None:
         """Form that the body asks for; None if it asks for none. Raises `ApiError` if several
         fields do."""
         own = self.structured_outputs
         spacing = {} if own is None else own.spacing or {}
         found = [
-            AskedForm(field, StructuredOutputs(**{kind: getattr(self, field)}, **spacing))
+            RequestedForm(field, StructuredOutputs(**{kind: getattr(self, field)}, **spacing))
             for field, kind in _FORMS.items()
             if getattr(self, field) is not None and (field != "grammar" or self.grammar)
         ]
         if own is not None and not (found and spacing):
-            found.append(AskedForm("structured_outputs", own))
+            found.append(RequestedForm("structured_outputs", own))
         if len(found) > 1:
             raise refuse(found[0].field, f"and {found[1].field} ask for a form both")
         return found[0] if found else None

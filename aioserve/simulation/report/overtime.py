@@ -176,7 +176,7 @@ def _steps_and_memory(
             plot.over(span, f"{_span_text(*span)}\n{kind}: {text}")
         title = f"{kind.capitalize()} tokens of a step"
         key, about = f"{kind}{number}", f"{title} under {run.name}, over time"
-        panels.append(Panel(title, plot.svg(key, about, _mean_told(upper), x_label=CLOCK)))
+        panels.append(Panel(title, plot.svg(key, about, _mean_text(upper), x_label=CLOCK)))
     panels.append(_memory_panel(number, run, edges, means, coarse, memory_tips))
     head = (CLOCK, "prefill tokens", "decode tokens", "pages held", "pages cached", "pages free")
     caption = f"Means over the steps of {_bin_text(edges)}; where none ran nothing is drawn."
@@ -202,8 +202,8 @@ def _memory_panel(
     for span, tip in zip(_pairs(coarse), tips, strict=True):
         plot.over(span, tip)
     described = (
-        f"Pages that requests hold: {_mean_told((held * 100).tolist(), '%')} "
-        f"Pages that the cache alone holds: {_mean_told(((both - held) * 100).tolist(), '%')}"
+        f"Pages that requests hold: {_mean_text((held * 100).tolist(), '%')} "
+        f"Pages that the cache alone holds: {_mean_text(((both - held) * 100).tolist(), '%')}"
     )
     about = f"Use of KV pages under {run.name}, over time"
     return Panel("KV pages", plot.svg(f"pages{number}", about, described, x_label=CLOCK))
@@ -244,7 +244,7 @@ def _bin_text(edges: Floats) -> str:
     return f"{edges[1] - edges[0]:,.3g} s each"
 
 
-def _mean_told(values: Sequence[float], unit: str = "") -> str:
+def _mean_text(values: Sequence[float], unit: str = "") -> str:
     return f"{np.mean(values):,.1f}{unit} on average, {np.max(values):,.1f}{unit} at most."
 
 

@@ -8,8 +8,8 @@ import msgspec
 
 from aioserve.simulation.figures import unanswered
 from aioserve.simulation.metrics import targets_of
+from aioserve.simulation.report.draft_tokens import draft_tokens_chart
 from aioserve.simulation.report.gantt import MOST_SPANS, Gantt, gantt_chart
-from aioserve.simulation.report.guesses import guesses_chart
 from aioserve.simulation.report.layout import PolicyRun, legend_of, rendered, requests_file
 from aioserve.simulation.report.overtime import queue_chart, steps_and_memory_charts
 from aioserve.simulation.report.summary import (
@@ -60,13 +60,13 @@ def report_page(
     found = {run.name: run.metrics for run in runs}
     targets = targets_of(record.request for record in runs[0].result.requests)
     by_target = targets_chart(runs)
-    guesses = guesses_chart(runs)
+    draft_tokens = draft_tokens_chart(runs)
     groups = group_parts(lambda group: group_chart(runs, group))
     contents = [
         ("figures", "Figures"),
         *([("latency", "How long requests took")] if ran else []),
         *([("targets", "Targets")] if by_target else []),
-        *([("draft-tokens", "Draft tokens")] if guesses else []),
+        *([("draft-tokens", "Draft tokens")] if draft_tokens else []),
         *((part.key, part.title) for part in groups),
         *(DRAWN_OF_STEPS if ran else ()),
         ("requests", "Requests"),
@@ -84,7 +84,7 @@ def report_page(
         ran=bool(ran),
         latency=tails_chart(runs, targets),
         targets=by_target,
-        guesses=guesses,
+        draft_tokens=draft_tokens,
         groups=groups,
         queue=queue_chart(runs),
         steps=steps_and_memory_charts(ran) if ran else [],

@@ -94,7 +94,7 @@ def goodput_chart(runs: Sequence[RateRun]) -> Chart | None:
                 absolute.svg(
                     "goodput-rate",
                     "Requests that met their targets, by the rate of requests, under each policy",
-                    _most_told(runs),
+                    _most_text(runs),
                     x_label=label,
                 ),
             ),
@@ -110,7 +110,7 @@ def goodput_chart(runs: Sequence[RateRun]) -> Chart | None:
         ),
         "A good request met its targets. On the dotted line all are good, and served as soon as "
         "they come. A run lasts until its last request has ended: a short trace stays below "
-        f"the line even where all are good. {_most_told(runs)}{_seeds_told(runs)}",
+        f"the line even where all are good. {_most_text(runs)}{_seeds_text(runs)}",
         title="Goodput against rate",
     )
 
@@ -152,7 +152,7 @@ def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = Non
         tuple(panels),
         f"Requests that were refused count as infinitely late. A dot for that is at {NEVER!r}, and "
         "no line leads there. Where values "
-        f"differ by more than a factor of 20 the scale is logarithmic.{_seeds_told(runs)}",
+        f"differ by more than a factor of 20 the scale is logarithmic.{_seeds_text(runs)}",
         title="Latency against rate",
     )
 
@@ -251,7 +251,7 @@ def _num_seeds(runs: Sequence[RateRun]) -> int:
     )
 
 
-def _seeds_told(runs: Sequence[RateRun]) -> str:
+def _seeds_text(runs: Sequence[RateRun]) -> str:
     if _num_seeds(runs) < 2:
         return ""
     each = ", and each seed is a small dot" if len(runs) <= MOST_DOTS else ""
@@ -259,7 +259,7 @@ def _seeds_told(runs: Sequence[RateRun]) -> str:
 
 
 def _draw(
-    plot: Plot, runs: Sequence[RateRun], measure: Measure, told: Callable[[float], str]
+    plot: Plot, runs: Sequence[RateRun], measure: Measure, text_of: Callable[[float], str]
 ) -> None:
     """Draw a line with a dot at each rate for each policy, and small dots for several seeds."""
     for index, name in enumerate(_names(runs)):
@@ -275,9 +275,9 @@ def _draw(
             if mean.mean < inf:
                 line.append((rate, mean.mean))
             tip = f"{name} at {plain(rate)} requests/s\n"
-            tip += NEVER if mean.mean == inf else told(mean.mean)
+            tip += NEVER if mean.mean == inf else text_of(mean.mean)
             if mean.half_width is not None:
-                tip += f"\nmean over {len(seeds)} seeds, ± {told(mean.half_width)}"
+                tip += f"\nmean over {len(seeds)} seeds, ± {text_of(mean.half_width)}"
             plot.mark((rate, mean.mean), look, tip)
         plot.line(line, look)
 
@@ -287,7 +287,7 @@ def _rate_axis(runs: Sequence[RateRun]) -> Linear:
     return Linear(0.0, 1.04 * (max((run.rate for run in runs), default=0.0) or 1.0))
 
 
-def _most_told(runs: Sequence[RateRun]) -> str:
+def _most_text(runs: Sequence[RateRun]) -> str:
     told = []
     for name in _names(runs):
         means = [(estimate_of(seeds, GOOD_RATE), rate) for rate, seeds in _by_rate(runs, name)]

@@ -146,20 +146,24 @@ def _panel(measure: _Measure, names: Sequence[str], found: Sequence[Latencies], 
     borders = [0.0, *((a + b) / 2 for a, b in pairwise(at)), 1.0]
     for number, share in enumerate(SHARES_TOLD):
         between = (tail.share(borders[number]), tail.share(borders[number + 1]))
-        plot.over(between, "\n".join([f"{share:.1%} at most", *_told(names, found, share, unit)]))
+        plot.over(
+            between, "\n".join([f"{share:.1%} at most", *_share_texts(names, found, share, unit)])
+        )
     what = "times between tokens" if measure.of is None else "requests"
     return Panel(
         f"{measure.title}, {unit}",
         plot.svg(
             f"tail-{measure.key}",
             f"{measure.title} by the share of {what}, {each}",
-            "At 99%: " + "; ".join(_told(names, found, 0.99, unit)) + ".",
+            "At 99%: " + "; ".join(_share_texts(names, found, 0.99, unit)) + ".",
             x_label=f"share of {what}",
         ),
     )
 
 
-def _told(names: Sequence[str], found: Sequence[Latencies], share: float, unit: str) -> list[str]:
+def _share_texts(
+    names: Sequence[str], found: Sequence[Latencies], share: float, unit: str
+) -> list[str]:
     values = [text_of(one.reached(share), f"{{:,.2f}} {unit}", missing="none") for one in found]
     return [f"{name}: {value}" for name, value in zip(names, values, strict=True)]
 

@@ -123,7 +123,7 @@ class HarmonyParser(ToolParser):
             if head.function and self._tells_calls:
                 mark = yield from self._called(head.function)
             else:
-                mark = yield from self._told(head)
+                mark = yield from self._message(head)
 
     def _head(self, *, has_role: bool) -> Reading[_Head]:
         """Read the head of a message. Text that is no part of a head is left, as a message without
@@ -153,7 +153,7 @@ class HarmonyParser(ToolParser):
             self._put_back(_said(text, has_role=has_role, is_whole=True) or "")
         return _Head("")
 
-    def _told(self, head: _Head) -> Reading[str]:
+    def _message(self, head: _Head) -> Reading[str]:
         """Read a message of reasoning or content, up to the mark after it, and return the mark."""
         is_raw = bool(head.function) or (head.is_reasoning and not self._tells_reasoning)
         self.is_inside = head.is_reasoning and not is_raw

@@ -76,9 +76,9 @@ class JsonMachine:
             place = self.place = Place.COMMA_OR_END
         if (spaces := _SPACES.match(text, start)) is not None:
             return spaces.end() if place is not Place.DONE else -1
-        return start + 1 if self._took(place, char) else -1
+        return start + 1 if self._accepts(place, char) else -1
 
-    def _took(self, place: Place, char: str) -> bool:
+    def _accepts(self, place: Place, char: str) -> bool:
         if place in (Place.VALUE, Place.VALUE_OR_END):
             return self._value(place, char)
         if place in (Place.KEY, Place.KEY_OR_END) and char == '"':

@@ -14,7 +14,7 @@ from aioserve.errors import ConfigError
 from aioserve.simulation.metrics import tpot_seconds, ttft_seconds
 from aioserve.simulation.records import Ending, RequestRecord
 from aioserve.simulation.served import ServedRequest
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from tests.cli.http_load.misbehaving import Then, answering, chunk, event
 from tests.tiers import clock_counts
 from tests.waits import LIMIT_SECONDS

@@ -15,7 +15,7 @@ from aioserve.errors import TraceError
 from aioserve.simulation.records import Ending
 from aioserve.simulation.served import ServedRequest
 from aioserve.testing.sim_loop import run_simulated
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 EXACT = 1e-6
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aioserve.cli._http_load.options import LoadOptions, requests_of, warmups_of
 from aioserve.cli._http_load.prompts import WORDS, drawn_prompt
 from aioserve.errors import ConfigError
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 
 IDS = range(1000)
 

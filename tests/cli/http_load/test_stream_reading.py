@@ -11,7 +11,7 @@ from aioserve.cli._http_load.client import StreamReading
 from aioserve.cli._http_load.events import EventLines
 from aioserve.simulation.records import Ending, RequestRecord
 from aioserve.simulation.served import ServedRequest
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from tests.cli.http_load.misbehaving import chunk, event
 
 TEXTS = st.lists(st.sampled_from(["", "a", "ü", "\n", "data: x"]), max_size=8)

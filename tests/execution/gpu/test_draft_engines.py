@@ -26,7 +26,7 @@ from aioserve.models.heads.read import ReadHead
 from aioserve.models.reading import ReadWeights, WeightReading
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.scheduling.speculation.draft_lengths import DraftLengths, DraftRecord
-from tests.engine.test_draft_heads import check_guesses, guesses_of_heads, write_drafts
+from tests.engine.test_draft_heads import check_drafts, drafts_of_heads, write_drafts
 from tests.execution.gpu.host_device import HostCounts, HostDevice, cuda_is_the_host
 from tests.parity import tiny_models
 
@@ -116,14 +116,14 @@ def the_most(
     "kind",
     ["eagle3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mtp", "medusa"))],
 )
-async def test_heads_change_no_token_and_guess_by_all_states(
+async def test_heads_change_no_token_and_draft_by_all_states(
     models: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = await reference(models)
     cuda_is_the_host(monkeypatch)
     monkeypatch.setattr(DraftLengths, "choose", the_most)
     monkeypatch.setattr(Decoder, "make_room", room_of_its_own)
-    made = guesses_of_heads(kind, monkeypatch)
+    made = drafts_of_heads(kind, monkeypatch)
     speculation = Speculation(drafter=f"{kind}:path={models / kind}", max_tokens=3)
     target = str(models / "target")
     async with Engine(target, speculation=speculation, num_host_pages=8, **ON_DEVICE) as engine:
@@ -131,7 +131,7 @@ async def test_heads_change_no_token_and_guess_by_all_states(
             made.clear()
             assert (await engine.generate(prompt, params)).token_ids == token_ids
             if params.temperature == 0:
-                assert check_guesses(models, kind, made, [*prompt, *token_ids]) >= 6
+                assert check_drafts(models, kind, made, [*prompt, *token_ids]) >= 6
         assert engine.stats().drafter_faults_total == 0
         facts = engine.dump()["model"]["draft"]
     columns = facts["state_bytes"] // (33 * 4 * 4)  # one page is for padding
@@ -169,7 +169,7 @@ class Peaks(HostCounts):
         pytest.param("medusa", (8000, 9000), marks=pytest.mark.slow),
     ],
 )
-async def test_memory_is_counted_of_what_guesses(
+async def test_memory_is_counted_of_what_drafts(
     models: Path, kind: str, peaks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is counted for the draft's largest batch, if that exceeds a step's, and for its
@@ -227,7 +227,7 @@ async def test_memory_is_counted_of_what_guesses(
         assert facts["host_state_bytes"] == 3 * draft.bytes_per_host_page > 0
 
     def no_memory(*args: Any) -> Any:
-        raise MemoryError("guesses")
+        raise MemoryError("draft_tokens")
 
     monkeypatch.setattr(type(follower), "draft_all", no_memory)
     assert [*found.drafter.draft_all([0, 1], [2, 2])] == [(), ()]

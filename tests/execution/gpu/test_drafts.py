@@ -18,7 +18,6 @@ import pytest
 
 from aioserve import EngineStats, Speculation
 from aioserve.drafting.drafter import DraftedSequence
-from aioserve.execution.batch import PlanReader, StepArrays, UnresolvedStep
 from aioserve.execution.gpu.failures import (
     DeviceFailedError,
     HungDeviceError,
@@ -28,6 +27,7 @@ from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter
 from aioserve.execution.speculation.drafts.draft_head import DraftHead
 from aioserve.execution.speculation.drafts.draft_model import DraftModel
+from aioserve.execution.step_arrays import PlanReader, StepArrays, UnresolvedStep
 from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import DRAFT_TOKEN, ItemKind, SampleRow, SlotStart, StepPlan
@@ -142,7 +142,7 @@ def test_what_is_wrong_at_times_changes_no_token(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", OF_KIND)
 @pytest.mark.parametrize("call", ["start", "extend_all", "draft_all", "end"])
-def test_a_computation_that_fails_ends_the_guessing_for_its_slots_alone(
+def test_a_computation_that_fails_ends_the_drafting_for_its_slots_alone(
     kind: str, call: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, calls = getattr(OF_KIND[kind], call), 0
@@ -163,7 +163,7 @@ def test_a_computation_that_fails_ends_the_guessing_for_its_slots_alone(
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", OF_KIND)
-def test_guesses_without_memory_are_missed_in_their_step_alone(
+def test_drafts_without_memory_are_missed_in_their_step_alone(
     kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory runs out before a batch is computed, or after it; once, or again when it is
@@ -177,10 +177,10 @@ def test_guesses_without_memory_are_missed_in_their_step_alone(
         fails = draw.random() < 0.3
         found_none += fails
         if fails and draw.random() < 0.5:
-            raise MemoryError("guesses")
+            raise MemoryError("draft_tokens")
         drawn = made(*args, **named)
         if fails:
-            raise MemoryError("guesses")
+            raise MemoryError("draft_tokens")
         return drawn
 
     monkeypatch.setattr(double, "draw", at_times)
@@ -193,7 +193,7 @@ def test_guesses_without_memory_are_missed_in_their_step_alone(
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", OF_KIND)
-def test_steps_that_fail_leave_what_guesses_in_order(kind: str, seed: int) -> None:
+def test_steps_that_fail_leave_what_drafts_in_order(kind: str, seed: int) -> None:
     """Launches are refused, find no memory, or compute NaN. Copies for the drafter fail, too."""
     draw = random.Random(seed)
     checker, stats, gpu = served(
@@ -209,7 +209,7 @@ def test_steps_that_fail_leave_what_guesses_in_order(kind: str, seed: int) -> No
     assert sum(stats.tokens_accepted_total) > 0
 
 
-def test_a_device_that_breaks_ends_the_engine_beside_what_guesses() -> None:
+def test_a_device_that_breaks_ends_the_engine_beside_what_drafts() -> None:
     for launch in (60, 131):
         faults = GpuFaults(at={launch: GpuFault.BREAKS})
         checker, *_ = served(drafts_of("model"), random.Random(1), 1, faults=faults)
@@ -255,9 +255,9 @@ def first_plan() -> StepPlan:
     return msgspec.structs.replace(plan(0, item(1, 0, PROMPT)), started_slots=(drafting_start(1),))
 
 
-def verifying_plan(num_guesses: int) -> StepPlan:
+def verifying_plan(num_draft_tokens: int) -> StepPlan:
     """Make a step that continues `first_plan`."""
-    token_ids = np.array([-1] + [DRAFT_TOKEN] * num_guesses, np.int32)
+    token_ids = np.array([-1] + [DRAFT_TOKEN] * num_draft_tokens, np.int32)
     verified = PlacedItem(
         kind=ItemKind.VERIFY,
         sequence_id=1,
@@ -294,7 +294,7 @@ async def launched(runner: CudaRunner, drafter: ComputedDrafter) -> Sequence[Any
     return handles
 
 
-def test_the_loop_goes_on_while_guesses_are_computed_and_closing_waits_for_them() -> None:
+def test_the_loop_goes_on_while_drafts_are_computed_and_closing_waits_for_them() -> None:
     async def main(gpu: FakeGpu) -> None:
         decoder, model = SlowDecoder(), step_model(gpu)
         drafter = model_beside(decoder, model, 64)
@@ -320,7 +320,7 @@ def test_the_loop_goes_on_while_guesses_are_computed_and_closing_waits_for_them(
         assert not gpu.violations
 
 
-def test_guesses_that_never_come_are_a_device_that_hangs(
+def test_drafts_that_never_come_are_a_device_that_hangs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = SimulatedHandler.put

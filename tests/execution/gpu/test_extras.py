@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import (
 )
 from triton.runtime.interpreter import GridExecutor
 
-from aioserve.execution.batch import PlanReader
 from aioserve.execution.cpu_worker import CpuWorker
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.step_model import outcome_of
 from aioserve.execution.host import Host
+from aioserve.execution.step_arrays import PlanReader
 from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.ops import Backend, Batch, KVCache, KVShape
 from aioserve.ops.gpu import sampling

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.execution.batch import PlanReader
 from aioserve.execution.gpu.graphs import DecodeGraphs, default_graph_sizes, is_decode
+from aioserve.execution.step_arrays import PlanReader
 from aioserve.request import SamplingParams
 from aioserve.steps.plan import ScoredTokens, SlotStart, WorkItem
 from aioserve.testing import expected_tokens, run_simulated

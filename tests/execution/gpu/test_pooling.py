@@ -145,7 +145,7 @@ async def test_a_model_without_a_head_embeds_texts_as_its_files_say(
     write_modules(tmp_path, "lasttoken", normalize=True)
     texts = ["how to parse", "x"]
     async with Engine(str(tmp_path), device="cuda", graph_sizes=(), **OPTIONS) as engine:
-        assert engine.retrieval.is_told
+        assert engine.retrieval.is_from_files
         ids = [engine.tokenizer.encode(text) for text in texts]
         found = await engine.embed(texts)
         with pytest.raises(InvalidRequestError, match="no output layer"):

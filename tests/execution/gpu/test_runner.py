@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import PlanReader
 from aioserve.execution.gpu.waiting import Threads
 from aioserve.execution.gpu.worker import CudaWorker
 from aioserve.execution.host import Host
+from aioserve.execution.step_arrays import PlanReader
 from aioserve.steps.pages import PageCopy
 from aioserve.testing import expected_tokens, run_simulated
 from aioserve.testing.fake_device import entries_of

@@ -19,9 +19,9 @@ from aioserve.formats.weights import CUDA, NATIVE, ComputedFormats
 from aioserve.models.architecture import Experts, LatentAttention, Tensor, parts_of
 from aioserve.models.files import model_files
 from aioserve.models.gguf.file import GGUFFile
-from aioserve.models.grouped import E2M1_TWICE
 from aioserve.models.reading import WeightReading
 from aioserve.models.stored import Floats
+from aioserve.models.weight_integers import E2M1_TWICE
 from aioserve.testing.random_model import write_random_model
 from tests.models.gguf.conversion import convert, in_parts, stacked, with_bytes_vocabulary
 from tests.models.gguf.test_model import logits_of

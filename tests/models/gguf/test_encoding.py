@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aioserve.errors import WeightsError
 from aioserve.models.gguf.encoding import ENCODED, encoded
 from aioserve.models.gguf.formats import decoded
-from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.weight_integers import WeightIntegers
 from tests.models.gguf.writing import BY_NAME, quantized, reference
 
 NAMES = sorted(ENCODED)
@@ -31,7 +31,7 @@ def weights_of(seed: int, spread: str) -> np.ndarray:
 
 def read_back(name: str, rows: np.ndarray) -> np.ndarray:
     found = decoded(BY_NAME[name], rows)
-    return found.dequantized() if isinstance(found, GroupedIntegers) else found
+    return found.dequantized() if isinstance(found, WeightIntegers) else found
 
 
 @given(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.models.gguf.formats import FORMATS, GGUFFormat, decoded, format_name
-from aioserve.models.grouped import GroupedIntegers
+from aioserve.models.weight_integers import WeightIntegers
 from tests.models.gguf.writing import BY_NAME, quantized, reference
 
 FLOATS = ("F32", "F16", "BF16")
@@ -23,7 +23,7 @@ SPECIAL_F16 = (0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0x7C00, 0xFC00, 0x7E01, 0
 def weights(rows: npt.NDArray[np.uint8], form: GGUFFormat) -> npt.NDArray[np.float32]:
     found = decoded(form, rows)
     with np.errstate(all="ignore"):
-        return found.dequantized() if isinstance(found, GroupedIntegers) else found
+        return found.dequantized() if isinstance(found, WeightIntegers) else found
 
 
 def same_bits(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> bool:
@@ -110,7 +110,7 @@ def test_integers_keep_the_groups_of_their_format(
 
     found = decoded(form, rows)
 
-    assert isinstance(found, GroupedIntegers)
+    assert isinstance(found, WeightIntegers)
     assert found.values.shape == (64, 2 * form.values_per_block)
     assert (found.group_size, found.bits) == (group_size, bits)
     assert (found.values.min(), found.values.max()) == (least, largest)
@@ -123,7 +123,7 @@ def test_mxfp4_is_in_split_order() -> None:
     block = bytes([127]) + bytes((16 - 1 - j) << 4 | j for j in range(16))
     rows = np.frombuffer(block, np.uint8).reshape(1, -1)
     found = decoded(BY_NAME["MXFP4"], rows)
-    assert isinstance(found, GroupedIntegers)
+    assert isinstance(found, WeightIntegers)
     table = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
     assert found.values[0].tolist() == table + table[::-1]
     assert found.scales.tolist() == [[0.5]]
@@ -151,6 +151,6 @@ def test_decoded_weights_share_no_memory_with_the_bytes() -> None:
         form = BY_NAME[name]
         rows = np.zeros((2, form.bytes_per_block), np.uint8)
         found = decoded(form, rows)
-        assert isinstance(found, GroupedIntegers)
+        assert isinstance(found, WeightIntegers)
         assert not np.shares_memory(found.values, rows)
         assert not np.shares_memory(found.scales, rows)

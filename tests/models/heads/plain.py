@@ -98,7 +98,7 @@ class PlainEagle3:
         logits[:, torch.arange(own.shape[1]) + self.tensors["d2t"].long()] = own
         return logits
 
-    def guesses(self, features: Tensor, ids: list[int], count: int) -> tuple[Tensor, list[int]]:
+    def draft(self, features: Tensor, ids: list[int], count: int) -> tuple[Tensor, list[int]]:
         """Draft `count` greedy tokens after rows. Returns logits, [count, vocab], and tokens."""
         hidden, ids, found, drawn = self.fuse(features), list(ids), [], []
         for _ in range(count):

@@ -36,7 +36,7 @@ class HeadRun:
         host = replace(host, token_ids=ids)
         return self.backend.prepare(host, self.cache, self.backend.allocate_slots(1))
 
-    def guess(
+    def draft(
         self,
         rows: Sequence[tuple[int, Sequence[int]]],
         given: torch.Tensor,
@@ -52,7 +52,7 @@ class HeadRun:
         """Draft `count` greedy tokens after rows of one sequence. Returns logits and tokens."""
         given, found, drawn = features, [], []
         for made in range(count):
-            logits, given = self.guess([(first, ids)], given, fuses=made == 0)
+            logits, given = self.draft([(first, ids)], given, fuses=made == 0)
             drawn.append(int(logits.argmax(-1)))
             found.append(logits)
             first, ids = first + len(ids), drawn[-1:]

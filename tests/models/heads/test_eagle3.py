@@ -66,7 +66,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("backend", ["reference", "native"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_guesses_are_those_of_the_formulas(name, backend, targets, shared, tmp_path):
+def test_drafts_are_those_of_the_formulas(name, backend, targets, shared, tmp_path):
     changed, has = CONFIGS[name]
     config = eagle3_config(**changed)
     tensors = eagle3_tensors(config, **has)
@@ -76,10 +76,10 @@ def test_guesses_are_those_of_the_formulas(name, backend, targets, shared, tmp_p
     features = torch.randn(13, head.config.num_features * HIDDEN)
 
     run = HeadRun(head, targets[backend].backend, page_size=4)
-    run.guess([(0, ids[:5])], features[:5])
+    run.draft([(0, ids[:5])], features[:5])
     logits, drawn = run.chain(5, ids[5:], features[5:], count=4)
 
-    expected, expected_ids = plain.guesses(features, ids, count=4)
+    expected, expected_ids = plain.draft(features, ids, count=4)
     close(logits, expected)
     assert drawn == expected_ids
 
@@ -111,7 +111,7 @@ def test_rows_behind_what_was_kept_are_written_anew(heads, targets, page_size, s
     for kept, count in steps:
         end = first + kept
         logits, drawn = run.chain(first, ids[first:end], features[first:end], count + 1)
-        expected, expected_ids = plain.guesses(features[:end], ids[:end], count + 1)
+        expected, expected_ids = plain.draft(features[:end], ids[:end], count + 1)
         close(logits, expected)
         assert drawn == expected_ids
         first = end
@@ -122,10 +122,10 @@ def test_sequences_of_one_batch_are_apart(heads, targets):
     run = HeadRun(head, targets["reference"].backend, page_size=2)
     ids, features = [[5, 6, 7], [9], [200, 5]], torch.randn(6, 3 * HIDDEN)
 
-    logits, _ = run.guess([(0, own) for own in ids], features)
+    logits, _ = run.draft([(0, own) for own in ids], features)
 
     for found, own, part in zip(logits, ids, features.split([3, 1, 2]), strict=True):
-        close(found[None], plain.guesses(part, own, 1)[0])
+        close(found[None], plain.draft(part, own, 1)[0])
 
 
 def test_positions_go_on_behind_the_angles_that_were_made_first(
@@ -140,7 +140,7 @@ def test_positions_go_on_behind_the_angles_that_were_made_first(
 
     logits, _ = run.chain(0, [1, 2, 3, 4, 5], features, count=2)
 
-    close(logits, PlainEagle3(config, tensors, *shared).guesses(features, [1, 2, 3, 4, 5], 2)[0])
+    close(logits, PlainEagle3(config, tensors, *shared).draft(features, [1, 2, 3, 4, 5], 2)[0])
 
 
 def test_what_is_passed_stays_as_it_is(heads, targets):
@@ -150,7 +150,7 @@ def test_what_is_passed_stays_as_it_is(heads, targets):
         given = torch.randn(2, columns)
         before = given.clone()
 
-        run.guess([(0, [1, 2])], given, fuses=fuses)
+        run.draft([(0, [1, 2])], given, fuses=fuses)
 
         assert torch.equal(given, before)
 
@@ -181,7 +181,7 @@ def test_bfloat16_heads_have_pages_and_hidden_states_of_it(tmp_path):
     head = loaded(tmp_path / "head", target, config, eagle3_tensors(config))
     run = HeadRun(head, target.backend, 4)
 
-    logits, hidden = run.guess([(0, [3])], torch.randn(1, 3 * HIDDEN).bfloat16())
+    logits, hidden = run.draft([(0, [3])], torch.randn(1, 3 * HIDDEN).bfloat16())
 
     assert (hidden.dtype, run.cache.dtype, logits.dtype) == (
         torch.bfloat16,
@@ -292,8 +292,8 @@ def test_tensors_that_do_not_fit_are_named(heads, targets):
     head, _ = heads
     run = HeadRun(head, targets["reference"].backend, page_size=16)
     with pytest.raises(ValueError, match=r"contiguous torch.float32 of shape \[1, 144\]"):
-        run.guess([(0, [1])], torch.randn(1, 48))
+        run.draft([(0, [1])], torch.randn(1, 48))
     with pytest.raises(ValueError, match=r"contiguous torch.float32 of shape \[1, 48\]"):
-        run.guess([(0, [1])], torch.randn(2, 48), fuses=False)
+        run.draft([(0, [1])], torch.randn(2, 48), fuses=False)
     with pytest.raises(ValueError, match="end_position must be at most 256, got 300"):
-        run.guess([(299, [1])], torch.randn(1, 144))
+        run.draft([(299, [1])], torch.randn(1, 144))

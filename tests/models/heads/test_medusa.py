@@ -73,7 +73,7 @@ def tensors_of(spelling: str, *, bias: bool, outputs: bool) -> Tensors:
 @pytest.mark.parametrize("outputs", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_each_head_guesses_by_the_formula(spelling, bias, outputs, target, tmp_path):
+def test_each_head_drafts_by_the_formula(spelling, bias, outputs, target, tmp_path):
     config, block, output = SPELLINGS[spelling]
     tensors = tensors_of(spelling, bias=bias, outputs=outputs)
     heads = load_head(write_head(tmp_path, config, tensors), target)

@@ -53,7 +53,7 @@ def mtp_tensors(layer: dict[str, Any] | None = None) -> Tensors:
 
 @pytest.mark.parametrize("backend", ["reference", "native"])
 @pytest.mark.parametrize("layer", [{}, {"attention_bias": True, "num_hidden_layers": 1}])
-def test_guesses_are_those_of_the_formulas(layer, backend, targets, shared, tmp_path):
+def test_drafts_are_those_of_the_formulas(layer, backend, targets, shared, tmp_path):
     config, tensors = mtp_config(layer), mtp_tensors(layer)
     head = load_head(write_head(tmp_path, config, tensors), targets[backend])
     assert isinstance(head, MTPHead)
@@ -61,10 +61,10 @@ def test_guesses_are_those_of_the_formulas(layer, backend, targets, shared, tmp_
     ids, hidden = [(31 * i + 7) % VOCAB_SIZE for i in range(9)], torch.randn(9, HIDDEN)
 
     run = HeadRun(head, targets[backend].backend, page_size=4)
-    run.guess([(0, ids[:5])], hidden[:5])
+    run.draft([(0, ids[:5])], hidden[:5])
     logits, drawn = run.chain(5, ids[5:], hidden[5:], count=3)
 
-    expected, expected_ids = plain.guesses(hidden, ids, count=3)
+    expected, expected_ids = plain.draft(hidden, ids, count=3)
     close(logits, expected)
     assert drawn == expected_ids
 

@@ -72,12 +72,12 @@ def sample_rows(count: int, temperature: float, position: int) -> SampleRows:
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     page_size=st.sampled_from([2, 8]),
     temperature=st.sampled_from([0.0, 1.0]),
-    guesses=st.integers(0, 3),
+    num_drafts=st.integers(0, 3),
     seed=st.integers(0, 99),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_guesses_of_a_program_are_those_of_its_ops(
-    heads, dtype, kind, counts, page_size, temperature, guesses, seed
+def test_drafts_of_a_program_are_those_of_its_ops(
+    heads, dtype, kind, counts, page_size, temperature, num_drafts, seed
 ):
     generator = torch.Generator().manual_seed(seed)
     drawn_ids = torch.randint(VOCAB_SIZE, (sum(counts),), generator=generator).split(counts)
@@ -88,9 +88,9 @@ def test_guesses_of_a_program_are_those_of_its_ops(
         run = HeadRun(head, backend_named("native"), page_size)
         rows, given = [(0, ids.tolist()) for ids in drawn_ids], features.to(head.dtype)
         found: list[torch.Tensor] = []
-        for guess in range(guesses + 1):
-            fuses, last_tokens = guess == 0, torch.zeros(1, dtype=torch.int64)
-            batch, samples = run.batch(rows), sample_rows(len(rows), temperature, guess)
+        for draft in range(num_drafts + 1):
+            fuses, last_tokens = draft == 0, torch.zeros(1, dtype=torch.int64)
+            batch, samples = run.batch(rows), sample_rows(len(rows), temperature, draft)
             logits, _ = head.forward(given, batch, run.cache, fuses=fuses)
             drawn, given = head.draw(given, batch, run.cache, samples, last_tokens, fuses=fuses)
             found += [logits, given.float(), drawn.token_ids]

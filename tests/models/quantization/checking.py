@@ -11,9 +11,9 @@ import torch
 
 from aioserve.formats.weights import NATIVE
 from aioserve.models.files import model_files
-from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.loader import load_model
 from aioserve.models.reading import WeightReading
+from aioserve.models.weight_integers import WeightIntegers
 from aioserve.ops import backend_named
 from aioserve.ops.native_types import NativeLinear
 from tests.parity.paged import PagedRun
@@ -40,8 +40,8 @@ def check_stands_for(model: Path, floats: Path) -> None:
                     assert np.array_equal(one.floats(first, end), meant[first:end])
                     assert np.array_equal(one.sliced(first, end).floats(), meant[first:end])
                 rows, form = one.rows(), one.integers
-                assert isinstance(rows, GroupedIntegers) == (form is not None)
-                if form is not None and isinstance(rows, GroupedIntegers):
+                assert isinstance(rows, WeightIntegers) == (form is not None)
+                if form is not None and isinstance(rows, WeightIntegers):
                     assert rows.bits == form.bits
                     assert rows.group_size == form.group_size
                     assert (rows.zeros is not None) == form.has_minimums

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aioserve.ops import HostBatch
-from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch, GpuKVLayer, HostPrompts
+from aioserve.ops.gpu.gpu_batch import QUERY_BLOCK, GpuBatch, GpuKVLayer, HostPrompts
 from aioserve.ops.kv_cache import PlainKVCache
 from tests.ops.scenarios import Scenario, plain_cache
 

@@ -30,7 +30,7 @@ from triton.compiler import ASTSource
 from aioserve.ops.gpu.attention_decode import decode_kernel, merge_kernel
 from aioserve.ops.gpu.attention_prefill import prefill_kernel
 from aioserve.ops.gpu.attention_tiles import attention_tiles, max_parts, padded_dims
-from aioserve.ops.gpu.batch import QUERY_BLOCK
+from aioserve.ops.gpu.gpu_batch import QUERY_BLOCK
 from tests.ops.gpu.grouped_builds import grouped_builds
 from tests.ops.gpu.latent_builds import latent_builds
 from tests.ops.gpu.op_builds import op_builds

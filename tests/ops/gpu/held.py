@@ -10,10 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aioserve.formats.weights import CUDA, ComputedFormats, HeldLinear
-from aioserve.models.coded import CodedFloats
-from aioserve.models.grouped import GroupedIntegers, Scales
-from aioserve.models.held_decoding import HeldDecoding
+from aioserve.formats.weights import CUDA, ComputedFormats, PackedLinear
+from aioserve.models.packed_decoding import PackedDecoding
 from aioserve.models.quantization.packing import E4M3
 from aioserve.models.stored import (
     CodeForm,
@@ -24,6 +22,8 @@ from aioserve.models.stored import (
     StoredLinear,
     StoredTensor,
 )
+from aioserve.models.weight_codes import WeightCodes
+from aioserve.models.weight_integers import Scales, WeightIntegers
 
 __all__ = [
     "NF4",
@@ -36,7 +36,7 @@ __all__ = [
     "stored",
 ]
 
-Weight = GroupedIntegers | CodedFloats | Floats
+Weight = WeightIntegers | WeightCodes | Floats
 
 
 PARTS = {"weight": StoredTensor(Path("memory"), "weight", -1, 0, 0, "U8", (1, 1))}
@@ -61,11 +61,11 @@ class InMemory(Format):
 
     def rows(self, stored: StoredLinear, first: int, end: int) -> Rows:
         weight = self.weight
-        if isinstance(weight, GroupedIntegers):
+        if isinstance(weight, WeightIntegers):
             return weight.rows(first, end)
-        if isinstance(weight, CodedFloats):
+        if isinstance(weight, WeightCodes):
             own = weight.codes[first:end], weight.table, weight.scales[first:end]
-            return CodedFloats(*own, weight.group_size)
+            return WeightCodes(*own, weight.group_size)
         return weight[first:end]
 
 
@@ -76,13 +76,13 @@ def stored(
     scales: Scales = "float32",
     alike: int = 1,
 ) -> StoredLinear:
-    if isinstance(weight, CodedFloats):
+    if isinstance(weight, WeightCodes):
         table = tuple(weight.table.tolist()) if len(weight.table) == 16 else None
         form = CodeForm(
             weight.group_size, table, alike=alike, float_activations=rounded_activations
         )
         return StoredLinear(InMemory(weight, form), PARTS, *weight.codes.shape)
-    if not isinstance(weight, GroupedIntegers):
+    if not isinstance(weight, WeightIntegers):
         return StoredLinear(InMemory(weight, None), PARTS, *weight.shape)
     has_minimums = weight.zeros is not None or weight.minimums is not None
     form = IntegerForm(
@@ -107,9 +107,9 @@ def held(
     formats: ComputedFormats = CUDA,
     scales: Scales = "float32",
     alike: int = 1,
-) -> HeldLinear:
+) -> PackedLinear:
     """Make one layer of all weights."""
-    decoding = HeldDecoding(str(dtype).removeprefix("torch."), formats)
+    decoding = PackedDecoding(str(dtype).removeprefix("torch."), formats)
     parts = [
         stored(weight, rounded_activations=rounded_activations, scales=scales, alike=alike)
         for weight in weights
@@ -126,7 +126,7 @@ def random_integers(
     *,
     scales: str = "float16",
     seed: int = 0,
-) -> GroupedIntegers:
+) -> WeightIntegers:
     """Draw an asymmetric weight, with the largest values in one input.
 
     - kind: "plain", "zeros", "minimums", or "unsigned zeros", which are zeros of unsigned values.
@@ -152,7 +152,7 @@ def random_integers(
 
     zeros = random.integers(low, high + 1, shape).astype(np.int8) if "zeros" in kind else None
     minimums = parameters() if kind == "minimums" else None
-    return GroupedIntegers(values, parameters(), zeros, minimums, group_size, bits)
+    return WeightIntegers(values, parameters(), zeros, minimums, group_size, bits)
 
 
 NF4 = np.array(
@@ -173,7 +173,7 @@ def random_codes(
     *,
     alike: int = 1,
     seed: int = 0,
-) -> CodedFloats:
+) -> WeightCodes:
     """Draw all codes except NaN, and scales of any sign and size, shared by `alike` outputs."""
     random = np.random.default_rng(seed + 1000 * out_features + in_features)
     known = np.flatnonzero(np.isfinite(table)).astype(np.uint8)
@@ -183,7 +183,7 @@ def random_codes(
     scales = np.exp(random.normal(-4, 1, shape)).astype(np.float32)
     scales[::3] *= -1
     each = np.repeat(scales, alike, axis=0)[:out_features]
-    return CodedFloats(codes, table, each, group_size)
+    return WeightCodes(codes, table, each, group_size)
 
 
 def exact(x: Tensor, weight: Floats, bias: Floats | None = None) -> tuple[Tensor, Tensor]:

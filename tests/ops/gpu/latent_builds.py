@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from aioserve.ops.gpu import latent_attention as latent
-from aioserve.ops.gpu.batch import QUERY_BLOCK
+from aioserve.ops.gpu.gpu_batch import QUERY_BLOCK
 
 __all__ = ["latent_builds"]
 

@@ -11,7 +11,7 @@ from aioserve.ops.backend import AttentionKind
 from aioserve.ops.gpu.attention import paged_attention
 from aioserve.ops.gpu.attention_tiles import AttentionTiles
 from aioserve.ops.gpu.backend import CudaBackend
-from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
+from aioserve.ops.gpu.gpu_batch import GpuBatch, GpuKVLayer
 from tests.ops.scenarios import Scenario, plain_cache
 
 __all__ = ["Prepared", "assert_close"]

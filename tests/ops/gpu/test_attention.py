@@ -25,7 +25,7 @@ from aioserve.ops.gpu.attention_tiles import (
     max_parts,
 )
 from aioserve.ops.gpu.backend import CudaBackend
-from aioserve.ops.gpu.batch import GpuKVLayer
+from aioserve.ops.gpu.gpu_batch import GpuKVLayer
 from tests.ops.contents import by_layer, contents, fill
 from tests.ops.gpu.batches import GpuStep, on_gpu
 from tests.ops.scenarios import REFERENCE, Heads, Scenario, lay_out, plain_cache

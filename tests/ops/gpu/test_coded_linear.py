@@ -17,12 +17,12 @@ from torch import Tensor
 
 from aioserve.errors import WeightsError
 from aioserve.formats.weights import CUDA, FloatRows, GroupedRows
-from aioserve.models.coded import CodedFloats
 from aioserve.models.gguf.formats import FORMATS, GGUFFormat, decoded
-from aioserve.models.grouped import GroupedIntegers
-from aioserve.models.held_decoding import HeldDecoding
+from aioserve.models.packed_decoding import PackedDecoding
 from aioserve.models.quantization.packing import E4M3, e4m3_bits
 from aioserve.models.stored import Floats
+from aioserve.models.weight_codes import WeightCodes
+from aioserve.models.weight_integers import WeightIntegers
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.grouped_linear import GroupedLinear, parts_of
 from tests.ops.gpu.held import NF4, Weight, exact, held, random_codes, random_integers, stored
@@ -67,7 +67,7 @@ def layer(
     return made
 
 
-def multiplied(weight: CodedFloats, dtype: torch.dtype) -> Floats:
+def multiplied(weight: WeightCodes, dtype: torch.dtype) -> Floats:
     """Return the weight that is multiplied: a table's numbers are rounded after scaling."""
     dense = weight.dequantized()
     return dense if len(weight.table) == 256 else torch.from_numpy(dense).to(dtype).float().numpy()
@@ -115,7 +115,7 @@ def test_any_shape_agrees(
 @dtypes
 def test_every_number_of_e4m3_is_decoded_exactly(backend: CudaBackend, dtype: torch.dtype) -> None:
     codes = np.flatnonzero(np.isfinite(E4M3)).astype(np.uint8).reshape(2, 127)
-    weight = CodedFloats(codes, E4M3, np.ones((2, 1), np.float32), 127)
+    weight = WeightCodes(codes, E4M3, np.ones((2, 1), np.float32), 127)
     found = layer(backend, weight, dtype)(backend.place(torch.eye(127, dtype=dtype)))
     assert np.array_equal(found.cpu().numpy().T, E4M3[codes])
 
@@ -153,7 +153,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_batch(
         assert torch.equal(alone, together[first : first + count]), (first, count)
 
 
-def product(x: Tensor, weight: CodedFloats, part: int) -> Tensor:
+def product(x: Tensor, weight: WeightCodes, part: int) -> Tensor:
     """Compute the product in float32, bit for bit.
 
     Rows are E4M3 with a scale for each chunk. Parts of `part` inputs are added in order."""
@@ -228,7 +228,7 @@ def test_weights_that_share_scales_are_one_run_whatever_their_outputs(backend: C
         parts = [
             stored(weight, alike=alike or size) for weight, size in zip(weights, sizes, strict=True)
         ]
-        joined = HeldDecoding("float32", CUDA).held(parts, [])
+        joined = PackedDecoding("float32", CUDA).held(parts, [])
         (run,) = joined.runs
         assert isinstance(run, GroupedRows)
         assert run.alike == (8 if sizes[0] == 40 else 16)
@@ -240,7 +240,7 @@ def test_weights_that_share_scales_are_one_run_whatever_their_outputs(backend: C
 def test_a_block_of_rows_that_begins_within_shared_scales_has_its_own() -> None:
     weight = random_codes(300, 64, 64, alike=128)
     part = stored(weight, alike=128).sliced(100, 300)
-    (run,) = HeldDecoding("float32", CUDA).held([part], []).runs
+    (run,) = PackedDecoding("float32", CUDA).held([part], []).runs
     assert isinstance(run, GroupedRows)
     assert run.alike == 4
     assert np.array_equal(np.repeat(run.scales[0], 4), weight.scales[100:, 0])
@@ -257,7 +257,7 @@ def test_bytes_are_those_of_codes_and_scales_and_are_foretold(
     expected = code_bytes + scale_bytes + (64 if table == "nf4" else 0)
     assert layer(backend, weight, torch.bfloat16, alike=alike).num_bytes == expected
     part = stored(weight, alike=alike)
-    assert HeldDecoding("bfloat16", CUDA).expected_sizes([part], []) == [(256, expected)]
+    assert PackedDecoding("bfloat16", CUDA).expected_sizes([part], []) == [(256, expected)]
 
 
 @pytest.mark.parametrize("group", [24, 100])
@@ -269,7 +269,7 @@ def test_groups_that_no_chunk_holds_are_floats(group: int) -> None:
 # -- scales that are multiples
 
 
-def k_quant(bits: int, group: int, kind: str = "plain") -> GroupedIntegers:
+def k_quant(bits: int, group: int, kind: str = "plain") -> WeightIntegers:
     """Draw a weight with scales and minimums in the form of K-quants."""
     plain = random_integers(20, 512, group, bits, kind)
     random = np.random.default_rng(bits)
@@ -279,7 +279,7 @@ def k_quant(bits: int, group: int, kind: str = "plain") -> GroupedIntegers:
     minimums = None
     if kind == "minimums":
         minimums = -parameters(random, 20, 512 // group, group, "multiples")
-    return GroupedIntegers(plain.values, scales, None, minimums, group, bits)
+    return WeightIntegers(plain.values, scales, None, minimums, group, bits)
 
 
 @pytest.mark.parametrize(("bits", "group", "kind"), [(4, 32, "minimums"), (6, 16, "plain")])
@@ -300,7 +300,7 @@ def test_scales_that_are_multiples_take_a_byte_and_give_the_same_bits(
     count = 2 if kind == "minimums" else 1
     assert wide.scales.dtype == np.float32
     assert other.num_bytes == run.values.nbytes + count * 20 * (512 // group + 2 * 4)
-    (sizes,) = HeldDecoding("bfloat16", CUDA).expected_sizes(
+    (sizes,) = PackedDecoding("bfloat16", CUDA).expected_sizes(
         [stored(weight, scales="multiples")], []
     )
     assert sizes == (20, run.num_bytes)
@@ -319,7 +319,7 @@ def test_any_blocks_of_k_quants_have_such_scales(backend: CudaBackend, form: GGU
         blocks[name][0, 0] = 0
         blocks[name][1, 0] = np.float16(6e-8)
     weight = decoded(form, content)
-    assert isinstance(weight, GroupedIntegers)
+    assert isinstance(weight, WeightIntegers)
     joined = held([weight], torch.float32, scales="multiples")
     (run,) = joined.runs
     assert isinstance(run, GroupedRows)
@@ -356,5 +356,5 @@ def test_columns_in_another_order_are_multiplied_by_the_inputs_that_they_are(
     expected = torch.from_numpy(weight.dequantized()).to(dtype)
     assert torch.equal(made.rows(backend.place(ids)).cpu(), expected)
     parts = [stored(plain), stored(weight)]
-    sizes = HeldDecoding(str(dtype).removeprefix("torch."), CUDA).expected_sizes(parts, [])
+    sizes = PackedDecoding(str(dtype).removeprefix("torch."), CUDA).expected_sizes(parts, [])
     assert sizes == list(joined.sizes)

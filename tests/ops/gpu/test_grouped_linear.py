@@ -15,8 +15,8 @@ from torch import Tensor
 
 from aioserve.errors import WeightsError
 from aioserve.formats.weights import CUDA, GroupedRows
-from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.stored import Floats
+from aioserve.models.weight_integers import WeightIntegers
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.grouped_linear import GroupedLinear, parts_of
 from tests.ops.gpu.held import exact, held, random_integers
@@ -46,7 +46,7 @@ def fused_products_are_rounded_once() -> Iterator[None]:
 
 def layer(
     backend: CudaBackend,
-    weight: GroupedIntegers,
+    weight: WeightIntegers,
     dtype: torch.dtype,
     bias: Any = None,
     out_dtype: torch.dtype | None = None,
@@ -60,7 +60,7 @@ def layer(
     return made
 
 
-def check(found: Tensor, x: Tensor, weight: GroupedIntegers | Floats, bias: Any = None) -> None:
+def check(found: Tensor, x: Tensor, weight: WeightIntegers | Floats, bias: Any = None) -> None:
     """Compare within sums in float32 and one rounding. Large results are infinite in float16."""
     dense = weight if isinstance(weight, np.ndarray) else weight.dequantized()
     expected, size = exact(x, dense, bias)
@@ -269,7 +269,7 @@ def test_extreme_integers_are_exact(backend: CudaBackend) -> None:
         zeros = np.full(shape, low if bits == 8 else high, np.int8)
         scales = np.ones(shape, np.float32)
         for own_zeros in (None, zeros):
-            weight = GroupedIntegers(values, scales, own_zeros, None, 32, bits)
+            weight = WeightIntegers(values, scales, own_zeros, None, 32, bits)
             for dtype in DTYPES:
                 x = torch.eye(values.shape[1], dtype=dtype)
                 found = layer(backend, weight, dtype, out_dtype=torch.float32)(backend.place(x))
@@ -290,7 +290,7 @@ def test_runs_of_several_forms_are_one_layer(backend: CudaBackend) -> None:
     assert [run.out_features for run in joined.runs] == [48, 24, 30, 10]
     made = backend.linear(joined)
     dense = np.concatenate(
-        [one.dequantized() if isinstance(one, GroupedIntegers) else one for one in weights]
+        [one.dequantized() if isinstance(one, WeightIntegers) else one for one in weights]
     )
     expected, size = exact(x, dense, bias)
     error = (made(backend.place(x)).cpu().double() - expected).abs()
@@ -326,7 +326,7 @@ def test_integers_of_a_table_are_held_in_four_bits_and_exact(
     table = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
     plain = random_integers(40, 96, 32, 8)
     values = np.array(table, np.int8)[plain.values.view(np.uint8) & 15]
-    weight = GroupedIntegers(values, plain.scales, None, None, 32, 4, table)
+    weight = WeightIntegers(values, plain.scales, None, None, 32, 4, table)
     made = layer(backend, weight, dtype, out_dtype=torch.float32)
     x = random_rows(3, 96, dtype)
     check(made(backend.place(x)), x, weight)
@@ -337,7 +337,7 @@ def test_integers_of_a_table_are_held_in_four_bits_and_exact(
     # Integers of 8 bits with the same scales have the same bits.
     eight = layer(
         backend,
-        GroupedIntegers(values, plain.scales, None, None, 32, 8),
+        WeightIntegers(values, plain.scales, None, None, 32, 8),
         dtype,
         None,
         torch.float32,
@@ -361,7 +361,7 @@ def test_bytes_of_four_bits_are_a_quarter_of_bfloat16(backend: CudaBackend) -> N
 
 def test_values_beyond_four_bits_are_refused_by_name() -> None:
     weight = random_integers(4, 64, 32, 4, "minimums")
-    unsigned = GroupedIntegers(weight.values, weight.scales, None, None, 32, 4)
+    unsigned = WeightIntegers(weight.values, weight.scales, None, None, 32, 4)
     with pytest.raises(WeightsError, match=r"must be within \[-8, 7\].*got 0 to 15"):
         held([unsigned], torch.float32)
 
@@ -377,7 +377,7 @@ def test_what_does_not_fit_is_refused_by_name(backend: CudaBackend) -> None:
         backend.linear(weight, torch.zeros(4, dtype=torch.bfloat16))
     with pytest.raises(TypeError, match=r"out_dtype must be torch.bfloat16 or"):
         backend.linear(weight, out_dtype=torch.float16)
-    with pytest.raises(TypeError, match="the backend reference computes no HeldLinear"):
+    with pytest.raises(TypeError, match="the backend reference computes no PackedLinear"):
         REFERENCE.linear(weight)
     assert CUDA.integer_bits == (4, 8)
 

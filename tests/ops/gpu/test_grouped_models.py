@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from aioserve.formats.weights import CUDA, GroupedRows, HeldLinear
+from aioserve.formats.weights import CUDA, GroupedRows, PackedLinear
 from aioserve.models import weight_memory
 from aioserve.models.files import model_files
-from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.loader import load_model
 from aioserve.models.quantization.quantized_copy import write_quantized_copy
 from aioserve.models.quantization.storing import method_named
 from aioserve.models.reading import ReadWeights, WeightReading
+from aioserve.models.weight_integers import WeightIntegers
 from aioserve.ops import Backend
 from aioserve.ops.gpu.backend import CudaBackend
 from tests.models.quantization.blockwise import load_in, storing_four_bits
@@ -52,8 +52,8 @@ def read(model: Path, quantization: str | None = None) -> ReadWeights:
         return weights.read()
 
 
-def held_of(linear: object) -> HeldLinear:
-    assert isinstance(linear, HeldLinear)
+def held_of(linear: object) -> PackedLinear:
+    assert isinstance(linear, PackedLinear)
     return linear
 
 
@@ -77,7 +77,7 @@ def test_logits_are_those_of_the_dequantised_model(
 def test_integers_of_other_bits_are_held_in_the_next_more() -> None:
     values = np.arange(-16, 16, dtype=np.int8).reshape(1, 32)
     ones = np.ones((1, 1), np.float32)
-    (rows,) = in_memory.held([GroupedIntegers(values, ones, None, None, 32, 5)], torch.float32).runs
+    (rows,) = in_memory.held([WeightIntegers(values, ones, None, None, 32, 5)], torch.float32).runs
     assert isinstance(rows, GroupedRows)
     assert rows.bits == 8
     assert np.array_equal(rows.values[0], values)
@@ -93,7 +93,7 @@ def test_a_large_tied_embedding_is_held_once_as_integers(
     assert twice.layout.has_table
     assert not once.layout.has_table
     assert once.config.embedding not in once.arrays
-    assert isinstance(once.linears[once.layout.head], HeldLinear)
+    assert isinstance(once.linears[once.layout.head], PackedLinear)
     values = once.config.embedding.rows * once.config.embedding.columns
     assert twice.memory.held_bytes - once.memory.held_bytes == 2 * values
     assert torch.equal(logits_of(model, backend, "int8"), kept_twice)
@@ -103,7 +103,7 @@ def test_all_layers_of_a_quantised_model_are_held_as_integers(tmp_path: Path) ->
     weights = read(write("qwen3", tmp_path), "int4")
     assert set(weights.linears) == {weights.layout.head, *weights.config.linears}
     for described, held in weights.linears.items():
-        assert isinstance(held, HeldLinear)
+        assert isinstance(held, PackedLinear)
         (run,) = held.runs
         assert isinstance(run, GroupedRows)
         assert run.bits == (8 if described == weights.layout.head else 4)
@@ -155,7 +155,7 @@ def test_layers_of_a_mixture_of_formats_are_joined(backend: CudaBackend, tmp_pat
     runs = {
         tuple(run.bits for run in held.runs if isinstance(run, GroupedRows))
         for held in read(model).linears.values()
-        if isinstance(held, HeldLinear)
+        if isinstance(held, PackedLinear)
     }
     assert runs == {(4, 8), (8,)}, "queries and keys, then values; FP8; all else is floats"
 

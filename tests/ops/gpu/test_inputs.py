@@ -15,7 +15,7 @@ from aioserve.ops.backend import AttentionKind, KVLayer
 from aioserve.ops.gpu import inputs as inputs_module
 from aioserve.ops.gpu import sampling
 from aioserve.ops.gpu.backend import CudaBackend
-from aioserve.ops.gpu.batch import HostPrompts
+from aioserve.ops.gpu.gpu_batch import HostPrompts
 from aioserve.ops.gpu.inputs import DeviceInputs, InputLayout, InputShape, Padding, fill_pending
 from tests.ops.contents import fill
 from tests.ops.gpu.batches import gpu_batch

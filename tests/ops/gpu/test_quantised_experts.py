@@ -14,9 +14,9 @@ from torch import Tensor
 
 from aioserve.errors import UnsupportedModelError
 from aioserve.formats.routing import ClampedSwiglu, Routing
-from aioserve.formats.weights import HeldLinear
-from aioserve.models.grouped import E2M1_TWICE, GroupedIntegers
+from aioserve.formats.weights import PackedLinear
 from aioserve.models.stored import Floats
+from aioserve.models.weight_integers import E2M1_TWICE, WeightIntegers
 from aioserve.ops.experts import ExpertGate, Mixture, Routes
 from aioserve.ops.gpu import rowwise
 from aioserve.ops.gpu.backend import CudaBackend
@@ -28,7 +28,7 @@ from tests.tiers import examples
 
 round_bfloat16_to_nearest()
 
-Make = Callable[[int, int, torch.dtype, int, Floats | None], HeldLinear]
+Make = Callable[[int, int, torch.dtype, int, Floats | None], PackedLinear]
 """Function that makes a random layer from outputs, inputs, dtype, seed, and bias."""
 
 
@@ -42,7 +42,7 @@ def integers(
 ) -> Make:
     def make(
         outputs: int, inputs: int, dtype: torch.dtype, seed: int, bias: Floats | None
-    ) -> HeldLinear:
+    ) -> PackedLinear:
         sizes = outputs, inputs, group or inputs, bits, kind
         weight = random_integers(*sizes, scales=scales, seed=seed)
         return held([weight], dtype, bias, rounded_activations=rounded)
@@ -53,7 +53,7 @@ def integers(
 def codes(table: str, group: int, *, alike: int = 1, rounded: bool = False) -> Make:
     def make(
         outputs: int, inputs: int, dtype: torch.dtype, seed: int, bias: Floats | None
-    ) -> HeldLinear:
+    ) -> PackedLinear:
         sizes = outputs, inputs, group
         weight = (
             random_codes(*sizes, NF4, seed=seed)
@@ -67,16 +67,16 @@ def codes(table: str, group: int, *, alike: int = 1, rounded: bool = False) -> M
 
 def mxfp4(
     outputs: int, inputs: int, dtype: torch.dtype, seed: int, bias: Floats | None
-) -> HeldLinear:
+) -> PackedLinear:
     plain = random_integers(outputs, inputs, 32, 8, scales="bfloat16", seed=seed)
     values = np.array(E2M1_TWICE, np.int8)[plain.values.view(np.uint8) & 15]
-    weight = GroupedIntegers(values, plain.scales, None, None, 32, 4, E2M1_TWICE)
+    weight = WeightIntegers(values, plain.scales, None, None, 32, 4, E2M1_TWICE)
     return held([weight], dtype, bias)
 
 
 def permuted(
     outputs: int, inputs: int, dtype: torch.dtype, seed: int, bias: Floats | None
-) -> HeldLinear:
+) -> PackedLinear:
     """Make a layer of two runs, each with an input order of its own."""
     random, first = np.random.default_rng(seed), outputs // 2
     weights = [
@@ -91,7 +91,7 @@ def permuted(
 
 def joined(
     outputs: int, inputs: int, dtype: torch.dtype, seed: int, bias: Floats | None
-) -> HeldLinear:
+) -> PackedLinear:
     """Make a layer of 4-bit integers, then floats, then 8-bit integers with minimums."""
     first, second = max(outputs // 3, 1), max(outputs // 2, 2)
     floats = np.random.default_rng(seed).standard_normal((second - first, inputs)) / 8

@@ -10,7 +10,7 @@ from aioserve.simulation.report import PolicyRun
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
 from aioserve.steps.plan import StepPlan
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from aioserve.traces.workload import with_targets
 
 __all__ = ["asking", "run_of"]
@@ -37,7 +37,7 @@ def run_of(
     max_num_seqs: int = 256,
     speculation_max_tokens: int = 0,
 ) -> PolicyRun:
-    """A run under first come, first served, whatever its `name`. Of guesses 0.6 are right."""
+    """A run under first come, first served, whatever its `name`. Of draft tokens 0.6 are right."""
     timeline = Timeline()
     result = simulate(
         with_targets(trace, **(targets or {})),

@@ -17,7 +17,7 @@ from aioserve.simulation.records import Ending, RequestRecord
 from aioserve.simulation.report import PolicyRun, layout, report_page
 from aioserve.simulation.report.windows import choose_windows
 from aioserve.simulation.timeline import Span, StepSample, Timeline
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from tests.simulation.report.pages import attributes, downloads, drawings, read, shown_texts
 from tests.simulation.report.runs import asking, run_of
 

@@ -10,7 +10,7 @@ import pytest
 from aioserve.simulation.records import Ending, RequestRecord
 from aioserve.simulation.report import ServedRun, served_page
 from aioserve.simulation.served import ServedRequest, served_metrics_of, token_gaps_of
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from tests.simulation.report.pages import attributes, downloads, drawings, read, shown_texts
 
 TARGETS = {"ttft_target_seconds": 0.35, "tpot_target_seconds": 0.1}

@@ -22,7 +22,7 @@ from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.trace_request import TraceRequest
 from tests.simulation.report.runs import asking, run_of
 
 

@@ -36,7 +36,7 @@ class DraftOptions:
     """Longest context that is served, in tokens."""
     max_sequences: int
     """Most sequences that have draft tokens in a step."""
-    max_guesses: int
+    max_draft_tokens: int
     """Most draft tokens of a sequence in a step."""
     most_tokens: int
     """Most tokens of a step's catch-up computation; at least `max_sequences`."""

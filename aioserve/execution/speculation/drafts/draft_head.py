@@ -31,7 +31,7 @@ class DraftHead(PagedDrafter[torch.Tensor]):
     """Draft tokens of a head for `target`, whose steps keep the states that the head reads."""
 
     lag = 1
-    keeps_guesses = False
+    keeps_draft_tokens = False
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class DraftMedusa(ComputedDrafter):
         self._target = target
         self._states = states
         self._max_sequences = options.max_sequences
-        self._max_guesses = options.max_guesses
+        self._max_draft_tokens = options.max_draft_tokens
         self._max_branches = options.max_branches
         self._chain_alone: set[int] = set()
         """Slots whose requests ask for more than draws. Their branches aren't verified."""
@@ -66,7 +66,7 @@ class DraftMedusa(ComputedDrafter):
         return self._states
 
     def rehearse(self) -> None:
-        most = min(self._heads.count, self._max_guesses)
+        most = min(self._heads.count, self._max_draft_tokens)
         self._states.clear(0)
         states = self._states.at(np.zeros(self._max_sequences, np.int64))
         for greedy in (True, False):
@@ -104,7 +104,7 @@ class DraftMedusa(ComputedDrafter):
             self._last[slot] = ids[-1]
 
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
-        guesses: dict[int, list[int]] = {slot: [] for slot in slots}
+        draft_tokens: dict[int, list[int]] = {slot: [] for slot in slots}
         self._others = {}
         branches = {s: self._branches(s, limit) for s, limit in zip(slots, limits, strict=True)}
         limit_of = {s: limit - 2 * branches[s] for s, limit in zip(slots, limits, strict=True)}
@@ -120,14 +120,14 @@ class DraftMedusa(ComputedDrafter):
         drawn = self._draw(logits, samples)
         for row, token_id in enumerate(drawn.token_ids.tolist()):
             head, at = divmod(row, len(able))
-            own = guesses[able[at]]
+            own = draft_tokens[able[at]]
             goes_on = len(own) == head and (not own or own[-1] not in self._end_ids)
             if goes_on and head < limit_of[able[at]] and row not in drawn.row_errors:
                 own.append(token_id)
-        self._others = {slot: [] for slot in able if branches[slot] and guesses[slot]}
+        self._others = {slot: [] for slot in able if branches[slot] and draft_tokens[slot]}
         if self._others:
-            self._guess_otherwise(able, logits[: len(able)], branches, guesses)
-        return [guesses[slot] for slot in slots]
+            self._draft_branches(able, logits[: len(able)], branches, draft_tokens)
+        return [draft_tokens[slot] for slot in slots]
 
     def branches(self, slot: int, limit: int) -> Sequence[Sequence[int]]:
         return [[token_id] for token_id in self._others.get(slot, ())[: limit // 2]]
@@ -139,18 +139,18 @@ class DraftMedusa(ComputedDrafter):
             return 0
         return min(self._max_branches, max(0, limit - 2) // 2)
 
-    def _guess_otherwise(
+    def _draft_branches(
         self,
         able: Sequence[int],
         logits: Tensor,
         branches: Mapping[int, int],
-        guesses: Mapping[int, Sequence[int]],
+        draft_tokens: Mapping[int, Sequence[int]],
     ) -> None:
         """Draw further candidates from the first head's logits, float32 `[able, V]`, without
         replacement."""
         logits = logits.clone()
         rows = [row for row, slot in enumerate(able) if slot in self._others]
-        drawn = [guesses[able[row]][0] for row in rows]
+        drawn = [draft_tokens[able[row]][0] for row in rows]
         while rows:
             logits[rows, drawn] = -torch.inf
             slots = [able[row] for row in rows]

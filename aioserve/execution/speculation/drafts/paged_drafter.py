@@ -2,10 +2,10 @@
 
     known to the draft      a b c d . . .
     known                   a b c d e f g          the last one is pending
-    first batch             e f g          ->  h   what it missed, and the first guess
+    first batch             e f g          ->  h   what it missed, and the first draft token
     second batch            h              ->  i
     verified                g h i          ->  h x
-    known to the draft      a b c d e f g h .      a guess that was right needs no second look
+    known to the draft      a b c d e f g h .      a draft token that was right needs no second look
 
 All slots of a step are computed together, each up to its number of draft tokens.
 """
@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.drafting.drafter import DraftedSequence
-from aioserve.execution.batch import largest_counts
 from aioserve.execution.speculation.drafts.computed_drafter import ComputedDrafter, DraftOptions
 from aioserve.execution.speculation.drafts.draft_pages import DraftPages
+from aioserve.execution.step_arrays import largest_counts
 from aioserve.ops import Backend, Drawn, HostBatch, KVCache, SampleRows
 from aioserve.paging.pages import pages_for
 from aioserve.steps.plan import StepPlan
@@ -40,10 +40,10 @@ class _Sequence:
     ids: npt.NDArray[np.int32]
     """int32 `[room]`; the first `known` are known."""
     known: int
-    guesses: list[int] = field(default_factory=list[int])
+    draft_tokens: list[int] = field(default_factory=list[int])
     """Latest draft tokens, after the known ids. The draft has written the KV of all but the
     last."""
-    guess_pages: list[int] = field(default_factory=list[int])
+    draft_pages: list[int] = field(default_factory=list[int])
     """Pages that this KV was written to, in order of position. The sequence may have other pages
     there once it is known which draft tokens were right."""
 
@@ -78,7 +78,7 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
     lag: int = 0
     """Offset of the token id that a position takes in. It is 1 for a draft that reads the
     target's states: the state of a token is taken in with the next id."""
-    keeps_guesses: bool = True
+    keeps_draft_tokens: bool = True
     """True if KV written for a draft token stays valid once the token is accepted."""
 
     def __init__(
@@ -136,7 +136,7 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
             if (sequence := self._sequences.get(slot)) is not None:
                 # On a device that runs ahead, `end` comes later, when another sequence has its
                 # pages.
-                sequence.guesses = []
+                sequence.draft_tokens = []
         super().take(plan)
 
     def follow(self, plan: StepPlan) -> None:
@@ -175,30 +175,30 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
     def _extend(self, slot: int, token_ids: Sequence[int]) -> None:
         sequence = self._sequences[slot]
         right = 0
-        if self.keeps_guesses:
-            for token_id, guess in zip(token_ids, sequence.guesses[:-1], strict=False):
-                if token_id != guess:
+        if self.keeps_draft_tokens:
+            for token_id, draft_token in zip(token_ids, sequence.draft_tokens[:-1], strict=False):
+                if token_id != draft_token:
                     break
                 right += 1
         table, known = self._tables.page_ids(slot), sequence.known
-        kept = self._pages.num_alike(table, known, known + right, sequence.guess_pages)
+        kept = self._pages.num_alike(table, known, known + right, sequence.draft_pages)
         self._pages.written(table, known, known + kept)
-        sequence.guesses = []
+        sequence.draft_tokens = []
         sequence.append(token_ids)
 
     def draft_all(self, slots: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
-        guesses: dict[int, list[int]] = {slot: [] for slot in slots}
+        draft_tokens: dict[int, list[int]] = {slot: [] for slot in slots}
         work = self._work(slots, limits)
         if work:
             ends = np.array([one.end + max(0, one.limit - 1) for one in work], np.int64)
             at = np.array([one.slot for one in work], np.int64)
             table = self._tables.rows(at, ends, self._cache.page_size)[:1]
-            self._guess(work, table, guesses)
-        for slot, own in guesses.items():
+            self._draft(work, table, draft_tokens)
+        for slot, own in draft_tokens.items():
             sequence, table = self._sequences[slot], self._tables.page_ids(slot)
-            sequence.guesses, end = own, sequence.known + max(0, len(own) - 1)
-            sequence.guess_pages = self._pages.of(table, sequence.known, end)
-        return [guesses[slot] for slot in slots]
+            sequence.draft_tokens, end = own, sequence.known + max(0, len(own) - 1)
+            sequence.draft_pages = self._pages.of(table, sequence.known, end)
+        return [draft_tokens[slot] for slot in slots]
 
     def _work(self, slots: Sequence[int], limits: Sequence[int]) -> list[_Work]:
         """List the computations that each slot has missed, as far as one step may do them."""
@@ -223,8 +223,8 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
                 work.append(_Work(slot, start, end, most if end == last else 0))
         return work
 
-    def _guess(
-        self, work: Sequence[_Work], table: PageTable, guesses: dict[int, list[int]]
+    def _draft(
+        self, work: Sequence[_Work], table: PageTable, draft_tokens: dict[int, list[int]]
     ) -> None:
         """Compute missed positions, and the first draft token of slots that then lack none. Then
         make one draft token after the other."""
@@ -235,7 +235,7 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         rows = counts.cumsum()[going] - 1
         contexts = np.array([one.end for one in work])
         first = self._batch(counts, contexts, table, rows, np.concatenate(ids))
-        passed = self._drawn(first, [work[at] for at in going], guesses, None)
+        passed = self._drawn(first, [work[at] for at in going], draft_tokens, None)
         for one in work:
             self._pages.written(self._tables.page_ids(one.slot), one.start, one.end)
         batch: HostBatch | None = None
@@ -243,14 +243,14 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
             able = [
                 row
                 for row, at in enumerate(going)
-                if work[at].limit > made and self._goes_on(guesses[work[at].slot], made)
+                if work[at].limit > made and self._goes_on(draft_tokens[work[at].slot], made)
             ]
             if not able:
                 return
             if len(able) < len(going):
                 going, passed = [going[row] for row in able], self._picked(passed, able)
                 batch = None
-            last_ids = np.array([guesses[work[at].slot][-1] for at in going])
+            last_ids = np.array([draft_tokens[work[at].slot][-1] for at in going])
             if batch is None:
                 batch = self._batch(
                     np.ones(len(going), np.int64),
@@ -262,10 +262,10 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
             else:  # updated in place: a new layout costs as much as a small model's draft token
                 batch.advance(self._cache.page_size)
                 batch.token_ids[:] = last_ids
-            passed = self._drawn(batch, [work[at] for at in going], guesses, passed)
+            passed = self._drawn(batch, [work[at] for at in going], draft_tokens, passed)
 
-    def _goes_on(self, guesses: Sequence[int], made: int) -> bool:
-        return len(guesses) == made and guesses[-1] not in self._end_ids
+    def _goes_on(self, draft_tokens: Sequence[int], made: int) -> bool:
+        return len(draft_tokens) == made and draft_tokens[-1] not in self._end_ids
 
     def _batch(
         self,
@@ -284,7 +284,7 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         self,
         host: HostBatch,
         drawn_for: Sequence[_Work],
-        guesses: dict[int, list[int]],
+        draft_tokens: dict[int, list[int]],
         passed: Passed | None,
     ) -> Passed | None:
         """Compute a batch with a row of logits for each of `drawn_for`; return the state to pass
@@ -295,11 +295,11 @@ class PagedDrafter(ComputedDrafter, Generic[Passed]):
         samples = None
         if drawn_for:
             slots = [one.slot for one in drawn_for]
-            positions = [one.end + self.lag + len(guesses[one.slot]) for one in drawn_for]
+            positions = [one.end + self.lag + len(draft_tokens[one.slot]) for one in drawn_for]
             samples = self._samples(slots, positions)
         drawn, passed = self._compute(host, samples, passed)
         if drawn is not None:
             for row, token_id in enumerate(drawn.token_ids.tolist()):
                 if row not in drawn.row_errors:
-                    guesses[drawn_for[row].slot].append(token_id)
+                    draft_tokens[drawn_for[row].slot].append(token_id)
         return passed

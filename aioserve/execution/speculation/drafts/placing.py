@@ -55,9 +55,9 @@ class Draft(ABC):
         """Give it its pages. Raises `ConfigError` for more than there is room."""
         return self._placed(num_pages, self._config.num_host_pages, num_slots)
 
-    def guess_by(self, placed: Drafter) -> None:
+    def draft_with(self, placed: Drafter) -> None:
         """Let the drafter make draft tokens by what was placed."""
-        self._drafter.guess_by(placed)
+        self._drafter.draft_with(placed)
 
     def on_trial(self, num_pages: int, *, num_slots: int) -> ComputedDrafter:
         """Give it a few pages, to measure its other memory. Raises as `placed` does."""
@@ -75,7 +75,7 @@ class Draft(ABC):
             max_model_len=config.max_model_len or target.config.max_position_embeddings,
             # Each has two tokens in the step, one of which is a draft token.
             max_sequences=max(1, min(config.max_num_seqs, most_tokens // 2)),
-            max_guesses=0 if speculation is None else speculation.max_tokens,
+            max_draft_tokens=0 if speculation is None else speculation.max_tokens,
             most_tokens=most_tokens,
             end_ids=end_ids,
             max_branches=0 if speculation is None else speculation.max_branches,

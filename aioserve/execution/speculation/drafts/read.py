@@ -58,7 +58,7 @@ class ReadDraft(NamedTuple):
             token, there, here = unlike
             raise self._unfit(
                 f"has other tokens than the model that it is to draft for: {token!r} is "
-                f"{_told(here)} there, and {_told(there)} here"
+                f"{_id_text(here)} there, and {_id_text(there)} here"
             )
 
     def _unfit(self, why: str) -> ConfigError:
@@ -177,5 +177,5 @@ class DraftReader:
         )
 
 
-def _told(token_id: int | None) -> str:
+def _id_text(token_id: int | None) -> str:
     return "none" if token_id is None else f"id {token_id}"

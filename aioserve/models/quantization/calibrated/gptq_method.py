@@ -13,7 +13,6 @@ from torch import Tensor
 
 from aioserve.errors import WeightsError
 from aioserve.models import architecture
-from aioserve.models.grouped import GroupedIntegers
 from aioserve.models.quantization.calibrated.gptq_rounding import ErrorFeedback
 from aioserve.models.quantization.calibrated.layer_inputs import (
     Windows,
@@ -24,6 +23,7 @@ from aioserve.models.quantization.method import OpenModel, WriteParts, scales_of
 from aioserve.models.quantization.rounding import round_to_integers
 from aioserve.models.quantization.word_storing import GptqStoring, short_scales
 from aioserve.models.stored import Floats, IntegerForm, StoredLinear
+from aioserve.models.weight_integers import WeightIntegers
 from aioserve.ops import Linear
 from aioserve.ops.reference import ReferenceBackend
 
@@ -56,7 +56,7 @@ class Gptq(GptqStoring):
         show_inputs(model.path, self._windows, visit)
         return {}
 
-    def _rounded(self, stored: StoredLinear, feedback: ErrorFeedback) -> GroupedIntegers:
+    def _rounded(self, stored: StoredLinear, feedback: ErrorFeedback) -> WeightIntegers:
         form = IntegerForm(4, self.group_size, False)
         weight = stored.floats()
         try:
@@ -65,4 +65,4 @@ class Gptq(GptqStoring):
         except WeightsError as error:
             raise WeightsError(f"{stored.name}: {error}") from error
         values = feedback.nearest(weight, scales, self.group_size)
-        return GroupedIntegers(values, scales, None, None, self.group_size, 4)
+        return WeightIntegers(values, scales, None, None, self.group_size, 4)

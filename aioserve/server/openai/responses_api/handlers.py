@@ -13,7 +13,7 @@ from aioserve.errors import QueueFullError
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import (
     Answering,
-    Asked,
+    ChatInput,
     Event,
     Piece,
     Writer,
@@ -26,17 +26,6 @@ from aioserve.server.json_parts import LongJson
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.logprobs import GatheredLogprobs, TokenTexts
 from aioserve.server.openai.responses_api.items import Item, new_id
-from aioserve.server.openai.responses_api.request import (
-    FunctionTool,
-    PlainFormat,
-    ReasoningConfig,
-    ResponseRequest,
-    TextConfig,
-    asked_of,
-    context_of,
-    missing,
-    stored_of,
-)
 from aioserve.server.openai.responses_api.response import (
     IncompleteDetails,
     InputTokensDetails,
@@ -45,6 +34,17 @@ from aioserve.server.openai.responses_api.response import (
     Response,
     ResponseError,
     ResponseUsage,
+)
+from aioserve.server.openai.responses_api.response_request import (
+    FunctionTool,
+    PlainFormat,
+    ReasoningConfig,
+    ResponseRequest,
+    TextConfig,
+    chat_input_of,
+    context_of,
+    missing,
+    stored_of,
 )
 from aioserve.server.openai.responses_api.store import Stored
 
@@ -267,7 +267,7 @@ class ResponseWriter(Writer[list[Piece]]):
 async def responses(call: Call, body: ResponseRequest) -> object:
     body.check(call)
     before, given = await context_of(call, body)
-    asked = await asked_of(call, body, before, given)
+    asked = await chat_input_of(call, body, before, given)
     answering, strict = await _begun(call, body, asked)
     response = Response(
         id=new_id("resp"),
@@ -289,7 +289,7 @@ async def responses(call: Call, body: ResponseRequest) -> object:
             format=(body.text and body.text.format) or PlainFormat(), verbosity="medium"
         ),
         tool_choice=body.tool_choice or "auto",
-        tools=[_told(tool, strict) for tool in body.tools or ()],
+        tools=[_shown_tool(tool, strict) for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,
         top_p=asked.params.top_p,
         truncation=body.truncation or "disabled",
@@ -301,7 +301,7 @@ async def responses(call: Call, body: ResponseRequest) -> object:
     return await answered(call, answering, writer, stream=body.stream)
 
 
-async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answering, bool]:
+async def _begun(call: Call, body: ResponseRequest, asked: ChatInput) -> tuple[Answering, bool]:
     """Return the answer, and the value of `strict` for tools without one. It is true if the engine
     can hold all tools to their schemas."""
     try:
@@ -314,7 +314,7 @@ async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answe
     return await _started(call, msgspec.structs.replace(asked, plan=plan)), False
 
 
-async def _started(call: Call, asked: Asked) -> Answering:
+async def _started(call: Call, asked: ChatInput) -> Answering:
     # The end of a stream repeats all of it, so it is kept until then.
     copies = COPIES if call.call_log.stream else 1
     answering = await Answering.begun(call, asked, stream=False, copies=copies)
@@ -330,6 +330,6 @@ def _is_about_strictness(error: ApiError | QueueFullError) -> bool:
     return error.status == 400 and error.param == "tools"
 
 
-def _told(tool: FunctionTool, strict: bool) -> FunctionTool:
+def _shown_tool(tool: FunctionTool, strict: bool) -> FunctionTool:
     """Return the tool with its effective `strict`."""
     return tool if tool.strict is not None else msgspec.structs.replace(tool, strict=strict)

@@ -31,7 +31,7 @@ from aioserve.server.openai.responses_api.items import (
     Status,
     new_id,
 )
-from aioserve.server.openai.responses_api.request import (
+from aioserve.server.openai.responses_api.response_request import (
     FunctionTool,
     ReasoningConfig,
     TextConfig,
