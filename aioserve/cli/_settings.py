@@ -347,9 +347,10 @@ def _reader(kind: Any) -> Callable[[str], Any]:
         return _READERS[kind]
     if origin is Literal and all(isinstance(choice, str) for choice in inner):
         return str
-    if inner and inner[-1] is str and all(get_origin(one) is Literal for one in inner[:-1]):
+    is_union = origin in (types.UnionType, typing.Union)
+    if is_union and inner[-1] is str and all(get_origin(one) is Literal for one in inner[:-1]):
         return str  # one of some names, or another
-    if origin in (types.UnionType, typing.Union) and len(inner) == 2 and inner[1] is type(None):
+    if is_union and len(inner) == 2 and inner[1] is type(None):
         read, is_sequence = _reader(inner[0]), get_origin(inner[0]) is not None
         # For a sequence, "none" is already the empty sequence.
         return read if is_sequence else lambda text: None if text == "none" else read(text)
