@@ -26,7 +26,9 @@ READERS = {
 """Modules behind `ModelFiles`, the search for models, and the writer of GGUF tokenizers."""
 WRITERS = {
     "assets/__init__.py",
+    "cli/_family_template.py",
     "cli/_models.py",
+    "cli/_weight_format_template.py",
     "models/hub.py",
     "testing/random_model.py",
     "models/config.py",
