@@ -103,7 +103,7 @@ def test_experts_with_scores_that_don_t_fit_are_refused():
 def test_what_is_kept_has_a_place():
     host, kv = host_batch([3], [2]), cache(torch.float32, 1)
     batch = NATIVE.prepare(host, kv, NATIVE.allocate_slots(1))
-    keeping = forward([("keep beside", 0, 0)], LAYERS[torch.float32], 0.0)
+    keeping = forward([("tap beside", 0, 0)], LAYERS[torch.float32], 0.0)
     program = recorded(keeping, torch.float32)
     with pytest.raises(ValueError, match="keeps 48 columns of each token"):
         program.logits(batch, kv)

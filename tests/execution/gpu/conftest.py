@@ -21,4 +21,4 @@ def unmeasured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from aioserve.scheduling.speculation.draft_lengths import DraftLengths
 
-    monkeypatch.setattr(DraftLengths, "took", lambda *args, **options: None)
+    monkeypatch.setattr(DraftLengths, "record", lambda *args, **options: None)
