@@ -32,6 +32,7 @@ KINDS_NAMED = {
     "paging/layout.py": "which layers have which kind",
     "paging/pages.py": "page arithmetic of a layout's window groups",
     "engine/lifecycle.py": "limits of a model, which are public",
+    "engine/step_work.py": "what layers of a model read",
     "execution/runner.py": "limits of a model, which are public",
     "execution/loading/place.py": "pages of a layout, from the arithmetic",
     "execution/gpu/attention_choice.py": "what an attention kernel is told of a layer",
