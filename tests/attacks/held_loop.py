@@ -1,10 +1,11 @@
-"""How long something holds up the event loop that it runs on.
+"""Measure of how long something holds up the event loop that it runs on.
 
-A task that sleeps a millisecond at a time sees when it wakes late, whatever kept it: a callback
-that computes, or another thread that doesn't let go of the interpreter's lock. On a busy machine
-every task wakes late; then this process has not computed meanwhile, or the loop's thread waited for
-a core. So what counts of a late tick is the CPU time that the process took during it, at most what
-is left without the wait for a core, and all of it if it was very late.
+A task that sleeps a millisecond at a time notices when it wakes late. The cause may be a callback
+that computes, or a thread that keeps the interpreter's lock.
+
+On a busy machine every task wakes late. Then this process computed nothing meanwhile, or the loop's
+thread waited for a core. So a late tick counts for the CPU time that the process took during it. It
+counts for no more than its lateness less the wait for a core. A very late tick counts in full.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ __all__ = [
 
 MAX_HELD_SECONDS = 0.05
 WAITS_SECONDS = 1.0
-"""A tick as late as this is held, CPU time or not."""
+"""Seconds from which a late tick counts in full, whatever CPU time the process took."""
 TICK_SECONDS = 0.001
 TRIES = 3
 
 
 class HeldLoop:
-    """`seconds`: the longest that the loop was held."""
+    """Longest time that the loop was held, in `seconds`."""
 
     def __init__(self) -> None:
         self.seconds: float = 0.0
@@ -56,7 +57,8 @@ class HeldLoop:
 
 @contextlib.contextmanager
 def _waits_for_a_core() -> Iterator[Callable[[], float]]:
-    """How long the calling thread has been ready to run and had no core, where Linux tells."""
+    """Yield a function that returns the seconds for which the calling thread was ready to run and
+    had no core. It returns 0 where Linux doesn't tell."""
     try:
         with open(f"/proc/self/task/{threading.get_native_id()}/schedstat", "rb", 0) as file:
             yield lambda: int(os.pread(file.fileno(), 64, 0).split()[1]) / 1e9
@@ -66,8 +68,8 @@ def _waits_for_a_core() -> Iterator[Callable[[], float]]:
 
 @contextlib.contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """The collector of garbage waits: what it takes is up to all that ran before. It isn't asked to
-    collect first, which would take a thousand small tests most of a second each."""
+    """Turn the garbage collector off: its pauses depend on all that ran before. It doesn't collect
+    first, which would take most of a second in each of a thousand small tests."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -79,8 +81,8 @@ def collector_at_rest() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def watched_loop() -> AsyncIterator[HeldLoop]:
-    """Watches the running loop, with the `collector_at_rest` after one last pass. For tests that
-    are marked `more`."""
+    """Watch the running loop, with the `collector_at_rest` after one last pass. For tests that are
+    marked `more`."""
     clock_counts()  # which asks for a mark
     held = HeldLoop()
     gc.collect()
@@ -97,8 +99,8 @@ async def watched_loop() -> AsyncIterator[HeldLoop]:
 
 
 def slowness() -> float:
-    """1 where a million additions in Python take 20 ms or less at this moment, and more in
-    proportion: machines differ, and neighbours slow them down."""
+    """Return 1 if a million additions in Python take at most 20 ms now, and more in proportion.
+    Machines differ, and neighbours slow them down."""
     began = time.process_time()
     total = 0
     for number in range(1_000_000):
@@ -109,9 +111,12 @@ def slowness() -> float:
 async def assert_loop_is_free(
     attack: Callable[[], Awaitable[object]], *, most_seconds: float = MAX_HELD_SECONDS
 ) -> None:
-    """`attack` doesn't hold the loop for longer than that. What holds it does so each time, and
-    what the machine does to us seldom three times in a row: it is run again before it is believed.
-    Where no `clock_counts`, it is run once."""
+    """Assert that `attack` holds the loop for `most_seconds` at most.
+
+    It runs again before a hold is believed. A fault of the code shows each time, and the machine
+    seldom disturbs three tries in a row. Where measured times don't count (`clock_counts`), it runs
+    once, unmeasured.
+    """
     if not clock_counts():
         await attack()
         return

@@ -1,7 +1,7 @@
-"""Values that the careless and the hostile pass, and what may come of them.
+"""Values that the careless and the hostile pass, and their allowed outcomes.
 
-An attack succeeds where anything but these two comes of it: what was asked for, or an error that
-aioserve raises on purpose, short enough to be read.
+There are two: the result that was asked for, or an error that aioserve raises on purpose and that
+is short enough to read. An attack succeeds if it brings about anything else.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 MAX_MESSAGE_CHARS = 4000
-"""Of an error: nobody reads, and no log wants, a prompt of a megabyte."""
+"""Longest message of an error. No reader and no log wants a prompt of a megabyte."""
 
 HUGE_INTS = (2**31, 2**32, 2**63, 2**64, 10**18, 10**30, 10**400, 10**5000)
-"""Beyond 32 bits, 64 bits, floats, and what Python prints."""
+"""Integers beyond 32 bits, 64 bits, floats, and what Python prints."""
 
 
 class _Raises:
@@ -193,7 +193,8 @@ def hostile_values() -> st.SearchStrategy[Any]:
 
 
 def hostile_json() -> st.SearchStrategy[Any]:
-    """What a JSON file may hold at any place, short of nesting that `json.dumps` can't write."""
+    """Values that a JSON file may hold at any place, short of nesting that `json.dumps` can't
+    write."""
     scalars = st.one_of(
         st.none(),
         st.booleans(),
@@ -212,13 +213,13 @@ def hostile_json() -> st.SearchStrategy[Any]:
 
 
 def is_named(error: BaseException) -> bool:
-    """Whether an error is one of ours, and fit to be shown."""
+    """Return true for an error of aioserve that is fit to be shown."""
     return isinstance(error, AioserveError) and 0 < len(str(error)) <= MAX_MESSAGE_CHARS
 
 
 @contextmanager
 def named_errors() -> Iterator[None]:
-    """What happens inside succeeds, or raises a named error, which ends here."""
+    """Assert that the block succeeds or raises a named error. The error ends here."""
     try:
         yield
     except AioserveError as error:

@@ -22,8 +22,8 @@ DEEP = 20_000
 
 @contextmanager
 def little_memory(more_bytes: int = 3 << 30) -> Iterator[None]:
-    """What happens inside can't take more memory than so many bytes beyond what is taken now: it
-    gets a MemoryError, and the machine is spared."""
+    """Limit the memory of the block to `more_bytes` beyond what is in use now. Beyond that it gets
+    a MemoryError, and the machine is spared."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as sizes:
         taken = int(sizes.read().split()[0]) * resource.getpagesize()
@@ -35,7 +35,7 @@ def little_memory(more_bytes: int = 3 << 30) -> Iterator[None]:
 
 
 def mutated(data: bytes) -> st.SearchStrategy[bytes]:
-    """Of one text file, plain: a few mutations, one after the other, perhaps packed as gzip."""
+    """Draw a text file with a few mutations, one after the other, perhaps packed as gzip."""
     steps = st.lists(
         st.sampled_from([_value, _value, _value, _byte, _cut, _nested, _swapped, _marked]),
         min_size=1,
@@ -70,7 +70,7 @@ def _value(data: bytes, draw: Any) -> bytes:
 
 
 def _replaced(value: Any, draw: Any) -> Any:
-    """The value with something hostile at one place in it."""
+    """Return the value with something hostile at one place in it."""
     if not isinstance(value, dict | list) or not value or draw(st.integers(0, 9)) == 0:
         return draw(hostile_json())
     key = draw(st.sampled_from(list(value) if isinstance(value, dict) else range(len(value))))
@@ -105,7 +105,7 @@ def _swapped(data: bytes, draw: Any) -> bytes:
 
 
 def _marked(data: bytes, draw: Any) -> bytes:
-    """With a byte order mark, in another encoding, or packed, whole or cut."""
+    """Return the file with a byte order mark, in another encoding, or packed, whole or cut."""
     packed = gzip.compress(data, 1, mtime=0)
     return draw(
         st.sampled_from(

@@ -1,5 +1,5 @@
-"""The command line as careless shells and hostile scripts use it: whatever the words and wherever
-the streams lead, a command ends with a documented code and one line at most, never a traceback."""
+"""The command line as careless shells and hostile scripts use it. Any command ends with a
+documented code and at most one line, never a traceback, whatever its words and streams are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What owns something is not copied: the collector would end it with the copy. Values are."""
+"""Objects that own something refuse to be copied: the collector would end it with the copy. Values
+can be copied."""
 
 from __future__ import annotations
 

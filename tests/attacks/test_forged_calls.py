@@ -1,4 +1,4 @@
-"""What comes with messages never becomes a special token: tools, tool calls and their results,
+"""Special tokens never come from what accompanies messages: tools, tool calls and their results,
 reasoning, template arguments, keys of objects."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users type in messages never becomes a special token: no turn can be forged."""
+"""Special tokens never come from what users type in messages, so no turn can be forged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ LOOKS_SPECIAL = re.compile("<[|\uff5c].*[|\uff5c]>")
 
 
 def _chatml() -> tokenizers.Tokenizer:
-    """As Qwen has it: marks of turns are special, those of thoughts and of tools are not."""
+    """A tokenizer like Qwen's: marks of turns are special tokens, those of thoughts and tools are
+    not."""
     backend = byte_level_backend()
     backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     backend.add_tokens([AddedToken("<think>", normalized=False), AddedToken("</think>")])
@@ -36,7 +37,8 @@ def _chatml() -> tokenizers.Tokenizer:
 
 
 def _unmarked() -> tokenizers.Tokenizer:
-    """As DeepSeek and Cohere have it: marks of turns aren't marked special, but look so."""
+    """A tokenizer like DeepSeek's and Cohere's: marks of turns aren't marked special, but look
+    so."""
     backend = byte_level_backend()
     backend.add_special_tokens([AddedToken("<\uff5cbos\uff5c>", normalized=True)])
     backend.add_tokens([AddedToken("<\uff5cUser\uff5c>", normalized=True), "<|END|>", "<think>"])
@@ -249,7 +251,8 @@ def harmless(messages: Messages) -> Messages:
 
 
 MAY_REFUSE = ("single word", "NFKC", "lower case", "BERT's", "prepending", "unigram under NFKC")
-"""Where what is no special token alone may be one beside its neighbours."""
+"""Tokenizers for which a text that alone is no special token may become one beside its
+neighbours."""
 
 
 def assert_nothing_is_forged(kind: str, ours: ChatTemplate, messages: Messages) -> None:
@@ -355,7 +358,8 @@ def test_a_letter_that_is_escaped_is_a_letter_to_its_neighbours() -> None:
 
 
 def test_a_name_between_texts_is_not_a_longer_name() -> None:
-    """What a user types before and after it reads like the rest of another special token."""
+    """A user types text before and after the name that reads like the rest of another special
+    token."""
     tokenizer = tokenizer_of("nested names")
     source = "{% for m in messages %}{{ m.content ~ '<|im|>' }}{% endfor %}"
     ids = template("nested names", source).encode(2 * chat("<|im|><|im|>"), tokenizer)

@@ -38,25 +38,27 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "engine-threads.m
 
 
 def chat(engine: Engine) -> None:
-    """Which is past all checks of where it is called when it looks for a chat template."""
+    """Call `Engine.chat`. It has passed all checks of where it is called when it looks for a chat
+    template."""
     with pytest.raises(InvalidPromptError, match="has no chat template"):
         engine.chat([{"role": "user", "content": "x"}], SHORT)
 
 
 async def relevance(engine: Engine) -> None:
-    """Likewise, when it looks for a reranker."""
+    """Call `Engine.relevance`. It has passed these checks when it looks for a reranker."""
     with pytest.raises(InvalidRequestError, match="tells no relevance"):
         await engine.relevance([("a", "b")])
 
 
 def fork(stream: TokenStream) -> None:
-    """Which is past these checks when it looks whether the stream goes on."""
+    """Call `TokenStream.fork`. It has passed these checks when it looks whether the stream goes
+    on."""
     with suppress(InvalidRequestError):
         stream.fork(1)
 
 
 class Watcher(Observer):
-    """That sees nothing."""
+    """Observer without methods."""
 
 
 CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
@@ -125,7 +127,8 @@ def offered(kind: type) -> Iterator[str]:
 
 
 def documented() -> dict[str, tuple[str, str]]:
-    """Of each method: from where it may be called while the engine is open, and after its end."""
+    """Return, for each method, from where it may be called while the engine is open, and after its
+    end."""
     section = REFERENCE.read_text(encoding="utf-8").split("\n## Threads and event loops\n")[1]
     rows = re.findall(r"^\| (`.+?) \| (.+?) \| (.+?) \|$", section.split("\n## ")[0], re.M)
     places = {}
@@ -224,7 +227,7 @@ async def test_a_call_after_the_end_works_or_says_what_is_wrong(name: str, place
 
 
 BEFORE_ENTERING = ("Engine.config", "Engine.observe", "Engine.state", "Engine.__aexit__")
-"""Which a new engine answers."""
+"""Methods that a new engine answers."""
 
 
 def test_a_new_engine_says_that_it_was_not_entered() -> None:

@@ -1,5 +1,5 @@
-"""No words on the command line bring a command to anything but a documented end: success, or one
-line on stderr and an exit code of 1 or 2.
+"""Any words on the command line bring a command to a documented end. It succeeds, or it prints one
+line on stderr and exits with 1 or 2.
 
 The words are read and checked as always. What would take long afterwards is not begun.
 """
@@ -73,7 +73,7 @@ def begin(*_: object, **__: object) -> NoReturn:
 
 @pytest.fixture(scope="module", autouse=True)
 def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Nothing long is begun, and what is written lies in the directory that it yields."""
+    """Begin nothing long, and yield the directory in which files are written."""
     directory = tmp_path_factory.mktemp("commands")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)

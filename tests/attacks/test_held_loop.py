@@ -1,4 +1,4 @@
-"""What holds the loop is found."""
+"""Holds of the event loop are found."""
 
 from __future__ import annotations
 

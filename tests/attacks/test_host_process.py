@@ -1,4 +1,4 @@
-"""What an engine does to the process that it is a part of, seen by Python's audit hooks."""
+"""Effects of an engine on the process that it is part of, seen by Python's audit hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is in a tokenizer.json, it is read as the library reads it, or refused by name."""
+"""Any tokenizer.json is read as the library reads it, or refused by name."""
 
 from __future__ import annotations
 

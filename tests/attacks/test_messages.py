@@ -49,7 +49,7 @@ SHORT = "a text that is encoded by a thread " * 20
 
 
 class ChatModel(FakeModel):
-    """With a chat template, and a tokenizer that waits where it is told to."""
+    """Model with a chat template, and a tokenizer that waits where it is told to."""
 
     def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -533,7 +533,7 @@ def test_a_process_ends_although_a_text_is_being_encoded():
 @pytest.mark.asyncio
 async def test_a_panic_of_the_tokenizer_fails_its_request_alone(prompt, monkeypatch):
     class Panic(BaseException):
-        """As Rust code has them."""
+        """Error like those of Rust code."""
 
     def panic(self: Tokenizer, text: str, **options: Any) -> list[int]:
         raise Panic("planted")

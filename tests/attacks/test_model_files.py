@@ -1,5 +1,6 @@
-"""A model directory is anybody's: whatever its files hold, the model loads and serves a token, or a
-`ModelError` that names the directory says what is wrong, soon and without taking memory."""
+"""Model directories come from anywhere. Whatever their files hold, the model loads and serves a
+token, or a `ModelError` names the directory and says what is wrong. Both happen soon and in little
+memory."""
 
 from __future__ import annotations
 
@@ -65,8 +66,8 @@ DEEP = '{"a": ' * 50_000 + "1" + "}" * 50_000
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny random model of some families, and "shards", one whose weights are in two files; these
-    without a tokenizer, and "text", one that has it."""
+    """Tiny random models without a tokenizer: one of each family, and "shards", whose weights are
+    in two files. The model "text" has a tokenizer."""
     root = tmp_path_factory.mktemp("models")
     found = {name: write(name, root / name) for name in FAMILIES}
     found["shards"] = shards = write("llama", root / "shards")
@@ -106,7 +107,7 @@ async def serve(directory: Path) -> None:
 
 
 def attack(directory: Path) -> str | None:
-    """What is wrong with the model, or None if it serves."""
+    """Return what is wrong with the model, or None if it serves."""
     messages: list[str] = []
 
     async def try_to_serve() -> None:
@@ -572,7 +573,8 @@ def test_no_file_of_a_model_holds_the_loop(models: dict[str, Path], name: str) -
 @pytest.mark.more
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_no_vocabulary_of_a_gguf_file_holds_the_loop(tmp_path: Path, kind: str) -> None:
-    """Of 200,000 tokens, with as many merges; those that follow from scores are looked for."""
+    """The vocabulary has 200,000 tokens and as many merges; those that follow from scores are
+    looked for."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     tokens = [*letters, *(f"{a}{b}{c}" for a in letters for b in letters for c in letters)]
     tokens += [f"{i:x}{i:o}" for i in range(200_000 - len(tokens))]

@@ -1,5 +1,5 @@
 """Hostile bodies of `/rerank`, `/score`, `/v1/embeddings` and `/pooling`, and hostile files that
-say how texts are embedded: they are refused by name, in few words, or served."""
+say how texts are embedded. All are served, or refused by name in few words."""
 
 from __future__ import annotations
 
@@ -212,7 +212,8 @@ def written(directory: Path, modules: Any, pooling: Any, said: Any) -> None:
 
 
 def read(directory: Path, *files: Any) -> None:
-    """What is read is understood, or told in few words of plain text."""
+    """Assert that `read_retrieval` understands the files, or tells the problem in few words of
+    plain text."""
     written(directory, *files)
     try:
         told = read_retrieval(directory).problem or ""

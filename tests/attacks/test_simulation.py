@@ -227,7 +227,7 @@ def test_a_cost_model_that_raises_is_named() -> None:
 
 
 def test_answers_without_end_are_read_as_they_are_served() -> None:
-    """What may be long is the answer that is asked for, and not what is set aside for it."""
+    """Huge limits of a completion are accepted: a limit takes no memory by itself."""
     trace = [TraceRequest(0, 0.0, 40, 1 << 24, (), 40, max_tokens=2**31 - 1)]
     simulated(trace=trace, num_pages=64)
     simulated(output_reserve_tokens=2**31 - 1)
@@ -512,7 +512,7 @@ SHAPE = {name: getattr(MODEL, name) for name in ModelShape.__struct_fields__}
 
 
 def one_step(**fields: Any) -> None:
-    """What a roofline takes for hardware or a model, it can simulate with."""
+    """Assert that a roofline simulates with any hardware and model that it accepts."""
     model = ModelShape(**{n: v for n, v in fields.items() if n in SHAPE})
     hardware = Hardware(**{n: v for n, v in fields.items() if n in H100})
     simulated(cost=RooflineCost(model, hardware))

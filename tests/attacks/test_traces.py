@@ -58,7 +58,7 @@ def simulated(trace: list[TraceRequest]) -> None:
 
 
 def served(trace: list[TraceRequest]) -> None:
-    """What was read can be simulated, with answers of two tokens."""
+    """Assert that requests that were read can be simulated, with answers of two tokens."""
     simulated([replace(request, max_tokens=2) for request in trace[:5]])
 
 
@@ -251,7 +251,8 @@ def test_requests_from_python_are_checked_field_by_field(changes: dict[str, Any]
 
 
 def test_requests_with_one_number_are_refused() -> None:
-    """They would be taken for one: what is of a request alone is made of its number."""
+    """Requests with one number would be mistaken for one: their private tokens are made of the
+    number."""
     trace = [TraceRequest(3, float(n), 10, 2, (), 10) for n in range(2)]
     with pytest.raises(TraceError, match="number"):
         served(trace)

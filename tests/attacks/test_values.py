@@ -1,6 +1,6 @@
-"""Values at the doors of the Python API: what is asked for comes of them, or an error that names
-argument, value and limit, which can be shown, copied and pickled. Nothing is left of a refused one
-in the engine, and none holds up its loop."""
+"""Values at the doors of the Python API. Each gives what is asked for, or an error that names
+argument, value and limit. The error can be shown, copied and pickled. Refused values leave nothing
+behind in the engine, and no value holds up its loop."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Level(enum.IntEnum):
 
 
 class Liar(list[Any]):
-    """Its methods say `length`, and give `items` again and again."""
+    """List whose methods say `length`, and give `items` again and again."""
 
     def __init__(self, length: object, items: Sequence[Any], times: int = 10**9) -> None:
         self.length, self.items, self.times = length, items, times
@@ -82,7 +82,7 @@ class Liar(list[Any]):
 
 
 def kind_of(value: object) -> str:
-    """What pytest calls a value that it can't show."""
+    """Return the name by which pytest shows a value that it can't print."""
     return type(value).__name__
 
 
