@@ -1,8 +1,8 @@
-"""The simulator against a whole engine: where steps take what the cost model says, every request's
-first and last token come at the same time in both, and each step has as many pages held and cached.
+"""The simulator against a whole engine.
 
-The engine runs on an event loop with a virtual clock. Nothing is left to chance but the order in
-which its tasks run.
+If steps take what the cost model says, both give each request's first and last token at the same
+time. Each step has as many pages held and cached in both. The engine runs on an event loop with a
+virtual clock. Nothing is left to chance but the order in which its tasks run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ WINDOWS = ("num_window_groups", "window")
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[TraceRequest]:
-    """Up to ten requests, some at the same moment, some that begin alike."""
+    """Draw up to ten requests, some at the same moment, some that begin alike."""
     arrivals = draw(st.lists(st.sampled_from([0.0, 0.513, 2.017, 9.031, 50.1]), max_size=10))
     requests = []
     for number, arrival in enumerate(sorted(arrivals)):
@@ -99,8 +99,11 @@ def prompts_of(trace: list[TraceRequest]) -> list[list[int]]:
 def asked_for(
     trace: list[TraceRequest], prompts: list[list[int]]
 ) -> tuple[list[TraceRequest], list[SamplingParams]]:
-    """Requests for just those answers: by their length where the trace has a limit, and otherwise
-    by their last token, of which the answer ends with the first."""
+    """Return requests and parameters that bring about just those completions.
+
+    A length ends a completion where the trace has a limit. Otherwise its last token does, at the
+    first place where it occurs.
+    """
     requests, params = [], []
     for request, prompt in zip(trace, prompts, strict=True):
         last: tuple[int, ...] = ()
@@ -129,8 +132,11 @@ async def served(
     options: dict[str, Any],
     cost: CostModel,
 ) -> tuple[list[tuple[float, float, int]], list[tuple[int, int]]]:
-    """When the first and the last token of each request came, by the virtual clock, and how many
-    tokens of its prompt were found in the cache; then pages held and cached in each step."""
+    """Return the times of each request's first and last token, its cached prompt tokens, and the
+    pages of each step.
+
+    Times are those of the virtual clock. Pages are those held and those cached.
+    """
     clock = asyncio.get_running_loop()
     pages: list[tuple[int, int]] = []
 

@@ -1,4 +1,4 @@
-"""When steps are passed at once, and what that leaves behind."""
+"""Steps passed at once: when they are, and the state that they leave."""
 
 from __future__ import annotations
 
@@ -212,8 +212,12 @@ class Slow(SchedulingPolicy):
 
 
 def with_one_late_behind_its_prompt() -> tuple[Bench, deque[StepPlan]]:
-    """Two more find the pages of the second one's prompt, and begin runs of their own behind it:
-    the first, whose prompt is in flight, and the last, which had no page for the step in flight."""
+    """Return a bench in which two requests share the pages of the second one's prompt, and its
+    steps in flight.
+
+    The first shares them while the end of its own prompt is in flight. The last does so too, and
+    had no page for the step in flight. Both continue in pages of their own.
+    """
     bench = Bench(policy=Slow(), num_pages=10, prefix_caching=True, max_num_batched_tokens=64)
     for token_id, answer in ((7, 30), (7, 30), (5, 7)):
         bench.submit([token_id] * 8, answer)

@@ -1,5 +1,5 @@
-"""Steps passed at once are those that would have been taken one by one: records, counts, times and
-what a policy sees are the same to the last digit."""
+"""Steps passed at once equal the steps taken one by one. Records, counts, times and what a policy
+sees are the same to the last digit."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ class Told(SchedulingPolicy):
 
 
 class ToldOfAll(Told):
-    """Of arrivals too."""
+    """Policy that is told of arrivals too."""
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
         self.seen.append([self._shown(request) for request in requests])
 
 
 class Watching(ToldOfAll):
-    """Is asked who starts, too."""
+    """Policy that is asked who starts, too."""
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
         self._note("order", view)
@@ -270,7 +270,7 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
 
 
 def both(trace: list[TraceRequest], **options: Any) -> tuple[SimulationResult, SimulationResult]:
-    """With steps passed at once, and one by one; the policies must have seen the same."""
+    """Simulate with steps passed at once, and one by one. Both policies must have seen the same."""
     make = options.pop("make", Watching)
     policies = make(), make()
     fast = simulate(trace, policies[0], **options)
@@ -503,7 +503,7 @@ def test_one_that_comes_when_a_step_ends_is_there_for_the_next(
 
 
 class Counting(RooflineCost):
-    """Whose own answer must not be passed by."""
+    """Cost whose own `step_seconds` must be asked."""
 
     asked = 0
 

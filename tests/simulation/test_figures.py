@@ -1,4 +1,4 @@
-"""Which figure is shown under which name."""
+"""Figures, each under its name."""
 
 from __future__ import annotations
 

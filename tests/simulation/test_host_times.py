@@ -1,4 +1,5 @@
-"""What requests take outside of steps: before their first, and behind those with their tokens."""
+"""Time that requests take outside of steps: before the first step, and after the steps that give
+them tokens."""
 
 from __future__ import annotations
 

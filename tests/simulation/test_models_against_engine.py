@@ -1,5 +1,5 @@
-"""A simulated model has the pages that an engine with it has: which layers share one, how many
-there are in the same memory, and how long window layers keep theirs."""
+"""A simulated model has the pages of an engine with that model. The same layers share a page, the
+same memory holds as many, and window layers keep theirs as long."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ VIEW = "view"
 
 
 def shown(view: SchedulerView, name: str) -> Any:
-    """What a view tells by that name, in a form that two runs have alike."""
+    """Return the value that a view gives for that name, in a form that is equal in two equal
+    runs."""
     value = getattr(view, name)
     if name == "estimate":
         return [value(9, 2, 50), value(0, 3, 90)]
@@ -47,7 +48,7 @@ class LinearCost:
 
 
 class ShortestAnswerFirst(SchedulingPolicy):
-    """What would be the best of policies if `max_tokens` told the answer's length."""
+    """Policy that would be the best if `max_tokens` told the completion's length."""
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         return sorted(waiting, key=lambda request: request.max_tokens)
@@ -58,7 +59,8 @@ class Probe(SchedulingPolicy):
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, list[Any]]] = []
-        """What was seen at which time; of notifications, which have no view, at the last one."""
+        """Time and contents of each sight. A notification has no view, and gets the time of the
+        last one."""
         self.live: dict[RequestView, None] = {}
         self.now_seconds = 0.0
 
@@ -105,7 +107,8 @@ class Probe(SchedulingPolicy):
         self.look("finished", [r.arrival_index for r in requests])
 
     def seen_before(self, seconds: float) -> list[tuple[float, list[Any]]]:
-        """What was seen until a step that ended then: up to the last view of an earlier time."""
+        """Return what was seen before a step that ended at `seconds`, up to the last view of an
+        earlier time."""
         views = [
             index
             for index, (now, what) in enumerate(self.seen)
@@ -129,7 +132,8 @@ def with_answers(trace: list[TraceRequest], answers: list[int]) -> list[TraceReq
 
 
 def ends(result: SimulationResult) -> dict[int, float]:
-    """When each answer ended. Those that were refused at once must not depend on theirs."""
+    """Return the time at which each completion ended. Requests that were refused at once must not
+    depend on it."""
     return {
         record.request.number: record.end_seconds
         for record in result.requests
@@ -139,7 +143,7 @@ def ends(result: SimulationResult) -> dict[int, float]:
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[TraceRequest]:
-    """Requests of which some begin alike; their answers are still to be drawn."""
+    """Draw requests, some of which begin alike. Their completions are drawn later."""
     arrivals = sorted(draw(st.lists(st.sampled_from([0.0, 0.5, 3.0, 9.0]), min_size=1, max_size=8)))
     requests = []
     for number, arrival in enumerate(arrivals):

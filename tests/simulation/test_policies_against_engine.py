@@ -1,8 +1,9 @@
-"""The simulator against a whole engine under every installed policy, at the lengths of real traces:
-240 requests, memory for a few of them, targets that not all can meet, and prompts that are too
-long. Both say the same of each request, to a microsecond.
+"""The simulator against a whole engine under every installed policy, at the lengths of real traces.
 
-The engine runs on an event loop with a virtual clock. Its model is a fake one whose answers end
+There are 240 requests, memory for a few of them, targets that not all can meet, and prompts that
+are too long. Both say the same of each request, to a microsecond.
+
+The engine runs on an event loop with a virtual clock. Its model is a fake one whose completions end
 where the trace says.
 """
 
@@ -44,7 +45,8 @@ NUM_REQUESTS = 240
 MICROSECOND = 1e-6
 RATE = 30.0
 TOO_LONG = 0.04
-"""Of the prompts; the model takes the longest of the others, and the memory a page more."""
+"""Share of the prompts that are too long. The context has room for the longest of the others, and
+the memory for one page more."""
 PAGE_SIZE = 16
 NO_WINDOWS: dict[str, Any] = {"num_window_groups": 0, "window": 0}
 QUICK = ("fcfs", "cache_aware")
@@ -78,9 +80,9 @@ class EndingModel(FakeModel):
             disturb=self._end,
         )
         self.ends = {r.number: r.prompt_tokens + max(1, r.output_tokens) - 1 for r in trace}
-        """Where the last token of each answer is."""
+        """Position of the last token of each completion, by the request's number."""
         self.owners: dict[int, int] = {}
-        """Number of the request that has a slot: requests have it as their seed."""
+        """Number of the request in each slot. Requests have it as their seed."""
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
         loaded = await super().load(config, num_slots=num_slots)
@@ -97,7 +99,7 @@ class EndingModel(FakeModel):
 
 
 class Outcome(NamedTuple):
-    """What became of a request, as its caller sees it."""
+    """Outcome of a request, as its caller sees it."""
 
     ending: Ending
     first_token_seconds: float | None
@@ -176,8 +178,12 @@ async def served(
 
 
 def asked_for(trace: list[TraceRequest]) -> list[TraceRequest]:
-    """The trace for a small machine: an eighth of its lengths, a token of each prompt that no other
-    has, tenants and priorities where it has none, and limits that end some answers too soon."""
+    """Return the trace for a small machine: an eighth of its lengths, and one private token in each
+    prompt.
+
+    It adds tenants and priorities where the trace has none, and limits that end some completions
+    too soon.
+    """
     whole = at_rate(with_scaled_lengths(trace, 1 / 8), RATE)
     return [
         replace(
@@ -234,7 +240,7 @@ def compared(
 
 
 def check_all_happened(told: SimulationResult, policy: str) -> None:
-    """Nothing is left out of what the two are compared in."""
+    """Check that the run had every kind of event that is compared."""
     endings = Counter(record.ending for record in told.requests)
     assert set(endings) >= {Ending.FINISHED, Ending.CUT_SHORT, Ending.TOO_LONG}
     assert told.preemptions

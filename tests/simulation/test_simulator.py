@@ -192,7 +192,7 @@ def test_every_request_ends_once_and_all_counts_add_up(
 
 
 def check_timeline(timeline: Timeline, result: SimulationResult) -> None:
-    """What was taken down adds up to what was counted."""
+    """Check that the timeline adds up to the counters."""
     assert len(timeline) == result.steps
     refused = any(record.ending is Ending.REFUSED for record in result.requests)
     missed = result.preemptions - len(timeline.preemptions)

@@ -58,7 +58,7 @@ class ByTokens:
 
 
 class AtMost(SchedulingPolicy):
-    """At most so many draft tokens."""
+    """Policy that allows at most `most` draft tokens."""
 
     def __init__(self, most: int) -> None:
         self.most = most

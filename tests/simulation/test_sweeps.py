@@ -1,4 +1,4 @@
-"""What is made of many runs, worked out by hand or by numpy."""
+"""Figures from many runs, compared with numpy or with work by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is taken down of steps."""
+"""Records of steps in a timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the lines of a file that is written as a whole go."""
+"""Destination of the lines of a file that is written as a whole."""
 
 from __future__ import annotations
 

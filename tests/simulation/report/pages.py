@@ -1,4 +1,4 @@
-"""What is in a page, for those who check it."""
+"""Contents of a page, for tests that check it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def attributes(text: str, name: str) -> list[str]:
 
 
 def downloads(text: str) -> dict[str, list[list[str]]]:
-    """By name, the rows of the files that the page holds, its own head first."""
+    """Return the rows of the files that the page holds, by name. The first row is the head."""
     files: dict[str, list[list[str]]] = {}
     for tag, found in read(text).elements:
         if tag != "a" or "download" not in found:

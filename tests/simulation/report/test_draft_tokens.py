@@ -1,4 +1,4 @@
-"""What draft tokens brought is drawn beside what is expected, where there are any."""
+"""Charts of accepted draft tokens beside the expected ones, drawn if a run has draft tokens."""
 
 from __future__ import annotations
 

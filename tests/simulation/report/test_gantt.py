@@ -1,4 +1,4 @@
-"""Which requests and steps of a window are drawn, and what is said of the others."""
+"""Requests and steps drawn of a window, and what is said of the others."""
 
 from __future__ import annotations
 

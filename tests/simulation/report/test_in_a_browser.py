@@ -57,7 +57,7 @@ async def point_at(page: Page, selector: str) -> None:
 
 
 def rows_of(path: Path) -> list[list[str]]:
-    """Nothing before it is there and whole."""
+    """Return the rows of a file, or none until the file is there and whole."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return list(csv.reader(text.splitlines())) if text.endswith("\n") else []
 

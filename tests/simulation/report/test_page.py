@@ -72,7 +72,8 @@ def test_nothing_is_fetched(whole: str) -> None:
 
 
 def test_only_its_own_style_and_script_may_run(whole: str) -> None:
-    """Whoever brings in another one has no hash for it, and attributes with either have none."""
+    """Foreign styles and scripts have no hash in the page's policy, and attributes for either are
+    forbidden."""
     (policy,) = [
         dict(found)["content"] or ""
         for tag, found in read(whole).elements
@@ -206,7 +207,8 @@ def test_small_runs_can_be_drawn(count: int, output: int, num_pages: int | None)
 
 
 def long_run(count: int, tenants: int = 50, prefix: str = "") -> PolicyRun:
-    """So many requests, one a second, of which each waits a time of its own, in steps of 0.3 s."""
+    """Return a run of `count` requests, one a second, each with a wait of its own, in steps of 0.3
+    s."""
     draw = np.random.default_rng(0)
     small = run_of([asking(0)])
     records, timeline = [], Timeline()

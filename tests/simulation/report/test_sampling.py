@@ -1,4 +1,4 @@
-"""What is drawn of a long run says the same as all of it."""
+"""Charts of a long run are drawn from a sample, which says the same as all of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS = st.lists(
     st.tuples(st.sampled_from([0.0, 0.0, 0.5, 7.0]), st.floats(0.01, 5), st.integers(0, 99)),
     max_size=30,
 )
-"""Of each step: the pause before it, how long it takes, and a value."""
+"""Steps: the pause before each, its duration, and a value."""
 
 
 def columns(steps: list[tuple[float, float, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Which policy is said to be better, by how much, and which is best."""
+"""Verdicts on policies: the better one, by how much, and the best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pictures of latencies show is what the runs had."""
+"""Charts of latencies show the values that the runs had."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Uneven:
 def test_times_between_tokens_are_those_at_which_the_scheduler_gave_them_out(
     requests: list[tuple[float, int, int]], num_pages: int, overlap: bool, step_tokens: int
 ) -> None:
-    """With preemptions, chunks of prompts, and steps that go on past the end of an answer."""
+    """The run has preemptions, chunks of prompts, and steps that continue past the end of a
+    completion."""
     came: defaultdict[int, list[float]] = defaultdict(list)
     finish = StepPipeline.finish
 

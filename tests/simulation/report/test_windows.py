@@ -20,7 +20,8 @@ def state_of(record: RequestRecord, at: float) -> int:
 
 
 def differing(runs: list[PolicyRun], at: float) -> int:
-    """How many requests wait, run or are gone under one policy and not under another."""
+    """Return the number of requests whose state differs between policies: waiting, running or
+    gone."""
     states = [
         {record.request.number: state_of(record, at) for record in run.result.requests}
         for run in runs
