@@ -1,5 +1,8 @@
-"""JSON schemas, drawn by a seed: types, enums, constants, objects and arrays within each other,
-numbers, strings, alternatives, references, and now and then a keyword that isn't supported."""
+"""JSON schemas, drawn by a seed.
+
+They hold types, enums, constants, nested objects and arrays, numbers, strings, alternatives and
+references, and now and then an unsupported keyword.
+"""
 
 from __future__ import annotations
 

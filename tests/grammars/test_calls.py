@@ -1,5 +1,5 @@
-"""Calls of tools that are held to their schemas, in all forms: whatever is drawn, what a reader
-takes for a call is one of a tool, and text stays free."""
+"""Calls of tools that follow their schemas, in all forms. In any drawn completion, each call that a
+reader finds is a call of a tool, and text stays free."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ LURES = (
     "\x1c",
     "Well.",
 )
-"""What answers are led to write, as far as they may."""
+"""Texts that completions are led to write, as far as the grammar allows."""
 
 
 def grammar_of(
@@ -290,7 +290,7 @@ def test_a_mark_that_is_typed_is_free_where_its_token_alone_is_the_mark(form: st
 @pytest.mark.parametrize("one", [False, True])
 @pytest.mark.parametrize("form", ["deepseek_v3", "deepseek_v31", "qwen3_coder"])
 def test_marks_around_calls_may_be_special_tokens(form: str, one: bool) -> None:
-    """As the models write them: the text, then marks that no text has, with a call between."""
+    """Models write the text, then marks that no text has, with a call between."""
     opens, closes = ("<tool_call>", "</tool_call>") if form == "qwen3_coder" else (CALLS, CALLS_END)
     begins = "<function=" if form == "qwen3_coder" else CALL
     backend = tokenizers.Tokenizer.from_str(chat_tokenizer()._backend.to_str())

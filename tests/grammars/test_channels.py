@@ -1,4 +1,5 @@
-"""In harmony, reasoning is free, and what an answer is held to is in its channel or its calls."""
+"""Harmony's channels: reasoning is free, and the required form applies to the final channel or the
+calls."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def takes(grammar: CompiledGrammar, text: str) -> bool:
 
 
 def read(ids: Sequence[int], *, opened: str = "", exact: bool = True) -> Told:
-    """What a completion of these tokens says; marks are `exact`, or may be typed."""
+    """Return reasoning, content and calls of a completion of these tokens. Marks are `exact`, or
+    may be typed."""
     reader = CompletionReader(
         HarmonyParser, HarmonyChannels(), opened=opened, exact=SPECIALS if exact else ()
     )

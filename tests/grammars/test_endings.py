@@ -1,5 +1,5 @@
-"""Whatever is taken has an end: from wherever a completion came to, one is reached; and what has
-none is refused by name."""
+"""Grammars that are accepted have an end that every partial completion can reach. A grammar without
+an end is refused by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Answers that are calls of tools or else JSON of a form: nothing else is drawn, and whatever the
-strings of the form hold, they are read as what they are."""
+"""Completions that are either calls of tools or JSON of a form. Nothing else is drawn, and a reader
+takes them for what they are, whatever the strings of the form hold."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def told_of(parts: Parts) -> tuple[str, str, list[tuple[str, str]]]:
 
 
 def takes(name: str, text: str, grammar: CompiledGrammar | None = None) -> bool:
-    """Whether an answer may be this text, which a model writes with its special tokens."""
+    """Return true if the grammar allows this text, which a model writes with its special tokens."""
     matcher = (grammar or kept_grammar(name)).matcher({END_ID})
     written = all(matcher.accept(token_id) for token_id in VOCABULARY[0].encode(text))
     return written and matcher.is_accepting
@@ -133,7 +133,7 @@ def test_whatever_is_drawn_is_calls_or_the_form(
 
 
 TEXTS = st.text(st.characters(exclude_characters="\x7f", codec="utf-8"), max_size=8)
-"""Without the one character that grammars of JSON take in no string unless it is escaped."""
+"""Texts without the one character that grammars of JSON allow in strings only as an escape."""
 
 
 @given(

@@ -187,7 +187,8 @@ def test_a_grammar_that_is_too_costly_to_follow_says_so() -> None:
 
 
 def spaced(kind: str) -> Tokenizer:
-    """As SentencePiece's: words with a mark for the space before them, and bytes for the rest."""
+    """A tokenizer like SentencePiece's: words with a mark for the space before them, and bytes for
+    the rest."""
     words = [
         "\u2581",
         "\u2581a",

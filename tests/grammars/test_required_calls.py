@@ -1,5 +1,5 @@
-"""Calls that must be made, as each family of models writes them: whatever is drawn is calls of the
-required tools, at least one, and nothing else beside reasoning."""
+"""Required calls, as each family of models writes them. Every drawn completion holds at least one
+call of a required tool, and nothing else beside reasoning."""
 
 from __future__ import annotations
 

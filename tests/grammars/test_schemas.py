@@ -1,5 +1,5 @@
-"""Whatever is drawn of what a schema allows is a value that the schema accepts, or the schema is
-refused with a reason."""
+"""Values drawn under a schema are accepted by the schema, or the schema is refused with a
+reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def validate(text: str, schema: Any) -> None:
 
 
 def check(tokenizer: Tokenizer, vocabulary: Vocabulary, end: int, seed: int) -> str:
-    """What came of one schema."""
+    """Return the outcome of one schema."""
     schema = SchemaWriter(seed).schema()
     form = StructuredOutput(json_schema=schema, max_whitespace=(0, None, 0, 32)[seed % 4])
     try:
@@ -196,7 +196,7 @@ def test_a_word_that_names_a_keyword_is_data_where_data_is() -> None:
 
 
 def takes(vocabulary: Vocabulary, schema: Any, text: str) -> bool:
-    """Whether an answer may be this. `vocabulary` is of single bytes."""
+    """Return true if the schema allows `text`. `vocabulary` is of single bytes."""
     form = StructuredOutput(json_schema=schema, disable_any_whitespace=True)
     matcher = compile_grammar(vocabulary, form).matcher({280})
     return matcher.accept_all(text.encode()) and matcher.is_accepting

@@ -23,7 +23,7 @@ MARKS = st.text("a<7>", min_size=1, max_size=3)
 
 
 def takes(tag: dict[str, Any], text: str, num_found: int = 0) -> bool:
-    """Whether a reader takes `text`, who has found so many structures before."""
+    """Return true if a reader accepts `text` after `num_found` structures."""
     starts = [match for one in tag["triggers"] for match in re.finditer(re.escape(one), text)]
     first = min(starts, key=lambda match: match.end(), default=None)
     if first is None:
@@ -46,7 +46,7 @@ def follows(grammar: CompiledGrammar, text: str) -> bool:
 
 @st.composite
 def tags(draw: st.DrawFn) -> dict[str, Any]:
-    """With ends that no value goes on with, so that there is one way to read them."""
+    """Draw tags with ends that continue no value, so that there is one way to read them."""
     triggers = draw(st.lists(MARKS, min_size=1, max_size=3))
     structure = st.fixed_dictionaries(
         {
@@ -64,7 +64,7 @@ def tags(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def texts(draw: st.DrawFn, tag: dict[str, Any]) -> str:
-    """Of whole structures, of their parts, and of what is in neither."""
+    """Draw texts of whole structures, of their parts, and of other text."""
     parts = [*tag["triggers"], "a", "<", ">", "é"]
     for one in tag["structures"]:
         values = list(map(json.dumps, one["schema"]["enum"]))

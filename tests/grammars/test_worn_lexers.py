@@ -85,7 +85,8 @@ def test_a_full_lexer_changes_nothing_of_what_is_allowed(
 
 
 def test_a_completion_with_a_lexer_of_its_own_tells_nothing_of_drafts() -> None:
-    """They would take the room of the completion, which then ended where it else goes on."""
+    """Masks for draft tokens would use up the completion's room in the lexer, and end it too
+    soon."""
     grammar = compiled(FORMS[0], shared=25)
     matcher = grammar.matcher({END})
     rng = random.Random(3)

@@ -68,9 +68,11 @@ class Walk:
 def brought_to_an_end(
     matcher: GrammarMatcher, ids: list[int], end_ids: Set[int], seed: int, *, most: int = 3000
 ) -> None:
-    """Go on from `ids`, tokens of single bytes that are JSON, to an end: by what closes something
-    wherever that may come, and by what opens something where nothing else may. Fails where no end
-    comes."""
+    """Bring a completion of JSON to an end, from `ids`, which are tokens of single bytes.
+
+    It closes a string, array or object where it may, and opens one only where nothing else is
+    allowed. It fails if no end comes.
+    """
     rng = random.Random(seed)
     begun = len(ids)
     closes = [frozenset(b"]}"), frozenset(b'"')]
