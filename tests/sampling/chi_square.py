@@ -1,4 +1,4 @@
-"""Whether counts are what a distribution says."""
+"""Chi-square tests of counts against a distribution."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ Numbers = npt.NDArray[np.floating[Any]] | npt.NDArray[np.integer[Any]]
 
 
 def deviate(observed: Numbers, expected: Numbers) -> float:
-    """Normal deviate of Pearson's statistic of counts, `[cells]` each, whose sums are equal (Wilson
-    and Hilferty, 1931). Cells of which less than 5 are expected count as one, or, if that has less,
-    not at all; nothing may be observed where nothing is expected."""
+    """Return the normal deviate of Pearson's statistic of counts, `[cells]` each, whose sums are
+    equal (Wilson and Hilferty, 1931).
+
+    Cells with fewer than 5 expected count as one. If that cell has fewer than 5 as well, it doesn't
+    count. Raises `AssertionError` if a cell with 0 expected was observed.
+    """
     assert not np.any(observed[expected == 0]), "a token outside the kept set was drawn"
     common = expected >= 5
     rest = expected[~common].sum()

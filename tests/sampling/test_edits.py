@@ -59,7 +59,7 @@ def edited(params: SamplingParams, prompt: Any, answer: Any, row: Any, words: An
 
 
 def defined(params: SamplingParams, prompt: Any, answer: Any, row: Any, words: Any) -> Any:
-    """What the docstring of the module says, a token at a time."""
+    """Return the edited row, a token at a time, as the module's docstring defines it."""
     known = [*prompt, *answer]
     values = row.double().tolist()
     for token, bias in dict(params.logit_bias).items():
@@ -129,7 +129,7 @@ def test_edits_are_those_of_transformers_in_its_order(params, history, row, word
 def test_a_slot_that_starts_again_from_ids_goes_on_as_the_one_before(
     params, prompt, answer, cut, row, words
 ):
-    """To the bit: a preempted sequence is computed by both."""
+    """Both give the same bits, since a preempted sequence is computed by both."""
     cut = min(cut, len(answer))
     whole = edits_of(params, prompt, len(prompt), words)
     again = edits_of(params, [*prompt, *answer[:cut]], len(prompt), words)
@@ -164,7 +164,7 @@ def test_other_rows_stay_as_they_are_and_place_means_nothing(history, rows, para
 
 
 def test_a_token_that_is_noted_twice_counts_once():
-    """As when a step for which memory was missing is computed again."""
+    """A step is computed again after memory was missing for it."""
     params = SamplingParams(frequency_penalty=1.0)
     edits = edits_of(params, [1], 1)
     for _ in range(2):

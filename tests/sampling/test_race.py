@@ -44,8 +44,11 @@ def probabilities(row: list[float], params: SamplingParams) -> npt.NDArray[np.fl
 def test_distributions_that_are_near_draw_the_same_tokens(
     generator: int, size: int, shift: float, limits: dict[str, Any], seed: int
 ) -> None:
-    """As often as (1 - d) / (1 + d), at a distance d of total variation (Daliri, Musco and Suresh,
-    2024), up to five standard deviations of that many draws."""
+    """Two distributions draw the same token at least as often as (1 - d) / (1 + d).
+
+    Here d is their distance of total variation (Daliri, Musco and Suresh, 2024). The test allows
+    five standard deviations of that many draws.
+    """
     params, count = SamplingParams(**limits), 400
     random = np.random.default_rng(generator)
     rows = random.normal(0, 2, size) + shift * random.normal(0, 1, (2, size))
@@ -97,7 +100,8 @@ LIMITS: list[dict[str, Any]] = [{}, {"top_k": 2}, {"min_p": 1e-12}]
 def test_a_token_wins_up_to_the_gap_that_its_noise_makes_up_for(
     position: int, token: int, backend: Backend
 ) -> None:
-    """In a row and in a list: a token of less than 1e-9, and one that loses to most."""
+    """Noise is rare here: two values that come a few times in 10**9 draws, and one that loses to
+    nearly all. Tokens are drawn from a whole row and from a list of kept ones."""
     noise = exponentials(0, position, np.array([5, token]))
     first, own = np.log(noise).tolist()
     logits = torch.full((2, token + 2), -100.0)

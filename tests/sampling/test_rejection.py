@@ -148,8 +148,8 @@ def test_a_row_alone_has_the_same_token_up_to_the_first_that_is_not_kept(
 
 @on_every_backend
 def test_a_token_that_the_target_leaves_out_never_comes(backend: Backend) -> None:
-    """Also where nothing else is left of the two: what rounding leaves out isn't what a mask
-    leaves out."""
+    """The target's zero stays out even if nothing else is left of the two distributions. Rounding
+    leaves out other tokens than a mask."""
     p = torch.tensor([[0.0, 1.0, 0.0]]).expand(100, -1)
     for q in ([0.0, 1.0, 0.0], [1e-9, 1.0, 0.0], [0.0, 0.5, 0.5]):
         rows = rows_of(SamplingParams(), 100, 0, 1)

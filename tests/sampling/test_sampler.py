@@ -284,8 +284,8 @@ def test_the_reference_draws_the_same_tokens(vocab: int, isa: str) -> None:
 def test_the_tokens_that_may_be_drawn_are_those_of_transformers(
     backend: Backend, row: list[float], limits: dict[str, Any]
 ) -> None:
-    """By their logits: which of equal ones it keeps isn't said. Of those that tie for the last
-    place of `top_k` it keeps all."""
+    """Tokens are compared by their logits, since transformers doesn't say which of equal ones it
+    keeps. It keeps all that tie for the last place of `top_k`."""
     params = SamplingParams(**limits)
     ranked = sorted(row, reverse=True)
     k = params.top_k
@@ -299,7 +299,7 @@ def test_the_tokens_that_may_be_drawn_are_those_of_transformers(
 
 
 def warped(row: list[float], params: SamplingParams) -> list[float]:
-    """What transformers leaves of a row, in its order."""
+    """Return the row as transformers leaves it, in its order."""
     scores, no_ids = torch.tensor([row]), torch.LongTensor(1, 0)
     scores = TemperatureLogitsWarper(params.temperature)(no_ids, scores - scores.max())
     if params.top_k:

@@ -210,10 +210,12 @@ def _expected(
 
 
 def assert_same(source: str, ours: ChatTemplate, conversation: Conversation) -> str:
-    """Assert that both print or refuse the same; return which: "printed", "refused", "filled",
-    "continued", "failed" or "broken". A template that fails on a form of calls, or without a field,
-    may print another, and ours goes on with a content that is escaped. A broken one fails with any
-    messages."""
+    """Assert that both print or refuse the same. Return which: "printed", "refused", "filled",
+    "continued", "failed" or "broken".
+
+    A template that fails on a form of calls, or without a field, may print another text. Ours
+    continues with content that is escaped. A broken template fails with any messages.
+    """
     if not ours.reads("tools"):
         conversation = msgspec.structs.replace(conversation, tools=None)
     found = _ours(ours, conversation)

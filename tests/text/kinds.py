@@ -22,7 +22,8 @@ _SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
 def byte_level_backend() -> tokenizers.Tokenizer:
-    """As GPT-2, Llama 3 and Qwen have it; with an added token outside the byte alphabet."""
+    """A tokenizer like those of GPT-2, Llama 3 and Qwen, with an added token outside the byte
+    alphabet."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

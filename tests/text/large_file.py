@@ -17,9 +17,11 @@ MAX_TOKEN_CHARS = 14
 
 
 def write_large_file(directory: Path, *, num_tokens: int = NUM_TOKENS, seed: int = 0) -> Path:
-    """Byte-level BPE in the form and size of Qwen2.5's: 11 MB, a merge for each token beyond the
-    bytes, added tokens with the ids that follow. Tokens are made of earlier ones, mostly of very
-    early ones, as trained tokens are. Returns the file."""
+    """Write a byte-level BPE tokenizer in the form and size of Qwen2.5's, and return the file.
+
+    It has 11 MB, a merge for each token beyond the bytes, and added tokens with the ids that
+    follow. Tokens are made of earlier ones, mostly of very early ones, as trained tokens are.
+    """
     draw = random.Random(seed).random
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     known = set(tokens)

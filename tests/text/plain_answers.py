@@ -1,4 +1,4 @@
-"""What an answer's text should be, said plainly; and byte-level tokenizers of any vocabulary."""
+"""Plain definition of a completion's text, and byte-level tokenizers of any vocabulary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _CHARS = {byte: chr(byte) for byte in _PRINTABLE}
 _CHARS |= {byte: chr(0x100 + index) for index, byte in enumerate(_OTHERS)}
-"""How byte-level vocabularies spell bytes."""
+"""Characters that byte-level vocabularies write for bytes."""
 
 
 def vocabularies() -> st.SearchStrategy[list[bytes]]:
@@ -61,7 +61,8 @@ def plain_answer(
     params: SamplingParams,
     end_ids: frozenset[int],
 ) -> tuple[int, str, FinishReason, int | str | None]:
-    """Of a model that would go on with `ids`: how many are the answer, its text, and why it ends.
+    """Return the completion of a model that would go on with `ids`: number of ids, text, and why it
+    ends.
 
     After every token all that is final is decoded anew, and every end of a stop string in what is
     new of it is tried.

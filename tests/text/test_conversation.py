@@ -1,4 +1,5 @@
-"""What comes with messages: tool calls, tools, arguments of the template, and how a prompt ends."""
+"""Contents of a conversation beside its messages: tool calls, tools, arguments of the template, and
+how a prompt ends."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ layouts = st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensu
 
 
 def is_part(part: Any, whole: Any) -> bool:
-    """Whether a value is the beginning of another, and nothing else."""
+    """Return true if `part` is the beginning of `whole`, and nothing else."""
     if isinstance(whole, str):
         # The second half of a character in two escapes may be missing.
         return isinstance(part, str) and whole.startswith(part)
@@ -49,7 +49,7 @@ def _are_parts(pairs: list[tuple[Any, Any]]) -> bool:
 
 
 def has_half(value: Any) -> bool:
-    """Whether there is half a character, which is refused anyway."""
+    """Return true if there is half a character, which is refused anyway."""
     return "\ud83d" in json.dumps(value, ensure_ascii=False)
 
 

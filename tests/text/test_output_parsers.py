@@ -43,7 +43,7 @@ PARSERS: dict[str, Callable[[Callable[[], str]], ToolParser]] = {
     "deepseek_v3": DeepSeekV3Parser,
     "deepseek_v31": DeepSeekV31Parser,
 }
-"""Those that write arguments as JSON, behind a mark; for others, see `test_tagged_calls` and
+"""Parsers of forms with arguments as JSON behind a mark. For others, see `test_tagged_calls` and
 `test_json_calls`."""
 MARKS = {name: form.marks for name, form in TOOL_PARSERS.items()}
 INLINE = [name for name in TOOL_PARSERS if name != "harmony"]

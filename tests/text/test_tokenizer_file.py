@@ -54,7 +54,7 @@ def read_or_error(file: Path) -> tuple[tokenizers.Tokenizer, int] | str:
 
 
 def assert_same_as_by_the_library(file: Path) -> None:
-    """What the library finds fault with is refused."""
+    """Check that a file is read as the library reads it, and that a file it rejects is refused."""
     read = read_or_error(file)
     if isinstance(read, str):
         assert "can't be read as a tokenizer" in read
@@ -72,7 +72,7 @@ def assert_same_as_by_the_library(file: Path) -> None:
 
 
 def is_read_in_pieces(file: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the library never sees the file as a whole."""
+    """Return true if the library never sees the file as a whole."""
     seen: list[bytes] = []
     with monkeypatch.context() as patched:
         patched.setattr(tokenizer_file, "_read_whole", seen.append)
