@@ -1,10 +1,10 @@
-"""Clocks that go wrong: what a test asserts holds by each of them, as it would on a slower machine,
-on a faster one, and on one that does something else now and again.
+"""Clocks that go wrong. A test must pass under each of them. They stand for slower and faster
+machines, and for machines with other work now and again.
 
-`AIOSERVE_CLOCK=fast` makes the clocks of a test process go five times faster, `slow` five times
-slower, and `jumps` lets them nearly stand still for a while and then leap. Processor time isn't
-changed, and neither are programs that a test starts anew. Tests marked `more` and `alone` may watch
-the clock: they are left out, and what is marked `clock` looks at none (`make test-clocks`).
+`AIOSERVE_CLOCK=fast` makes the clocks of a test process run five times faster, and `slow` five
+times slower. `jumps` lets them nearly stand still for a while and then leap. Processor time stays
+as it is, and so do programs that a test starts anew. Tests marked `more` and `alone` may watch the
+clock, so they are left out. Tests marked `clock` run without watching it (`make test-clocks`).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ RATE = 5
 JUMP_SECONDS = 0.4
 JUMP_NS = int(JUMP_SECONDS * 1e9)
 CREEP = 100
-"""So many times slower a clock goes between two jumps."""
+"""Factor by which a clock is slower between two jumps."""
 
 CLOCKS: dict[str, Callable[[int], int]] = {
     "fast": lambda passed: passed * RATE,
     "slow": lambda passed: passed // RATE,
     "jumps": lambda passed: passed // JUMP_NS * JUMP_NS + passed % JUMP_NS // CREEP,
 }
-"""Nanoseconds that a clock shows to have passed, by those that have."""
+"""Nanoseconds that a clock shows, from the nanoseconds that passed."""
 NAMES = ("monotonic", "perf_counter", "time")
 
 
 def distort(kind: str, module: Any = time) -> None:
-    """Let the clocks of `module` go as `CLOCKS` has it, for whoever asks it from now on. Raises
-    `KeyError` for another kind."""
+    """Distort the clocks of `module` as `CLOCKS` says, for all callers from now on. Raises
+    `KeyError` for an unknown kind."""
     shown = CLOCKS[kind]
     for name in NAMES:
         read = getattr(module, f"{name}_ns")

@@ -121,7 +121,7 @@ def signals_are_heard() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def steps_are_unmeasured() -> Iterator[None]:
-    """Before any engine of a module or a session is made."""
+    """Replace the engine's scheduler before any module or session makes an engine."""
     from tests.doubles.unmeasured import UnmeasuredScheduler
 
     with pytest.MonkeyPatch.context() as patch:

@@ -28,8 +28,10 @@ POLL_SECONDS = 0.2
 
 
 class InAnotherOrder:
-    """A pytest plugin: keeps the properties of what was collected, in an order of files by `seed`,
-    runs them until `ends` (seconds of `time.monotonic`) and says how to repeat what failed."""
+    """A pytest plugin that runs only properties, in an order of files drawn by `seed`.
+
+    It stops at `ends`, in seconds of `time.monotonic`, and says how to repeat a failure.
+    """
 
     def __init__(self, seed: int, ends: float) -> None:
         self._seed = seed
@@ -93,7 +95,7 @@ def run_processes(jobs: int, ends: float, arguments: Sequence[str]) -> int:
 def _start(
     seed: int, ends: float, arguments: Sequence[str]
 ) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    """A process, and the file that it writes to: a pipe that nobody reads would stop it."""
+    """Start a process that writes to a file, and return both: an unread pipe would stop it."""
     print(f"seed {seed}", flush=True)
     seconds = max(ends - time.monotonic(), 0)
     command = [sys.executable, "-m", "tests.explore", f"--seed={seed}", f"--max-seconds={seconds}"]

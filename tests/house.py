@@ -100,7 +100,7 @@ FORBIDDEN = {
     "text": TENSORS,
     "paging": TENSORS + CLOCKS_AND_IO,
 }
-"""What a place must not know, whether imported at the top or inside a function."""
+"""Modules that a place must not import, neither at the top nor inside a function."""
 
 CLOSED = ("engine", "execution", "kv", "scheduling", "steps")
 """Places whose modules leave the private attributes of each other's objects alone."""
@@ -109,9 +109,12 @@ OPENED = {
     "aioserve/engine/lifecycle.py": ("task._log_destroy_pending",),
     "aioserve/kv/prefix_tree.py": ("pool._native",),
 }
-"""What they read all the same. The native tree is made of native pools, and a `PagePool` is the
-Python side of one: its public face has no use for the object behind it. asyncio has no other way to
-say that a task may be destroyed without a word."""
+"""Private attributes that they read all the same, with reasons.
+
+The native tree is made of native pools, and `PagePool` is the Python side of one. The object behind
+it is of no use in its public face. Only `_log_destroy_pending` stops asyncio's warning that a task
+was destroyed.
+"""
 
 
 def imported_names(source: str) -> Iterator[tuple[int, str]]:
@@ -144,7 +147,7 @@ def place_of(name: str) -> str:
 
 
 def violations(place: str, source: str) -> list[str]:
-    """What a module in `place` imports against the order, one line each."""
+    """Return the imports of a module in `place` that break the order, one line each."""
     found = []
     for line, name in imported_names(source):
         if name.startswith("."):
@@ -165,7 +168,7 @@ def violations(place: str, source: str) -> list[str]:
 
 
 def plugin_violations(source: str) -> list[str]:
-    """What a bundled policy imports beyond the public names of `aioserve`."""
+    """Return the imports of a bundled policy beyond the public names of `aioserve`."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
@@ -204,11 +207,11 @@ def files_with_a_place() -> Iterator[tuple[str, Path]]:
 
 
 def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
-    """Which modules each module names in its imports, of those in `sources`, name to text.
+    """Return the modules that each module imports, among `sources`, name to text.
 
-    `from a.b import c` names `a.b.c` where that is a module, and `a.b` otherwise. `import a.b.c`
-    doesn't count as an import of `a` and `a.b`, though Python runs their `__init__`: what a package
-    exports is made of its modules, so every package would be a circle.
+    `from a.b import c` names `a.b.c` if that is a module, and `a.b` otherwise. `import a.b.c`
+    doesn't count as an import of `a` and `a.b`, though Python runs their `__init__`. A package
+    exports names of its modules, so every package would be a circle.
     """
     graph: dict[str, set[str]] = {}
     for module, source in sources.items():
@@ -258,8 +261,11 @@ def unreached(graph: Mapping[str, Set[str]], package: str) -> list[str]:
 
 
 def private_reads(source: str) -> list[tuple[int, str]]:
-    """Line and text of each use of what is private elsewhere: `other._name`, unless `other` is
-    `self`, `cls`, `super()` or a class of this module, and `from module import _name`."""
+    """Return line and text of each use of a private name of another object or module.
+
+    `other._name` counts, unless `other` is `self`, `cls`, `super()` or a class of this module.
+    `from module import _name` counts too.
+    """
     tree = ast.parse(source)
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     own |= {"self", "cls", "super()"}
@@ -283,7 +289,7 @@ def _is_private(name: str) -> bool:
 
 
 def imports_by_place() -> dict[str, set[str]]:
-    """For each place that there is, the other places that it imports from."""
+    """Return, for each place, the other places that it imports from."""
     found: dict[str, set[str]] = {}
     for place, path in files_with_a_place():
         imported = found.setdefault(place, set())

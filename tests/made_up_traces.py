@@ -1,8 +1,8 @@
 """Small made-up files in the formats of the recorded traces, which are not in the repository.
 
-Each function writes one kind of file and returns its path; the same call writes the same file. What
-recorded traces are like that matters to the tests is in them: prompts that begin alike, bursts,
-tenants of unequal size, sub-agents, numbers written as text.
+Each function writes one kind of file and returns its path; the same call writes the same file. The
+files have those traits of recorded traces that matter to the tests. Prompts begin alike, arrivals
+come in bursts, tenants differ in size, agents have sub-agents, and numbers are written as text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a short command must not wait for: `--help` and `import aioserve` load no heavy module."""
+"""Short commands start without heavy modules: `--help` and `import aioserve` load none."""
 
 from __future__ import annotations
 

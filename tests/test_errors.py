@@ -53,7 +53,7 @@ WHAT_RAISERS_SAY = {
     "StreamStalledError": {"timeout_seconds"},
     "UnknownPolicyError": {"name", "known"},
 }
-"""What is known wherever such an error is made."""
+"""Attributes that every maker of the error knows."""
 
 
 def data_of(error: type[AioserveError]) -> list[str]:

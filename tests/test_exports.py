@@ -1,4 +1,4 @@
-"""What is public: sorted lists of names, and signatures that name only public types."""
+"""Public names: sorted lists, and signatures that name only public types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import aioserve
 import aioserve.errors
 
 PACKAGES = ("aioserve", "aioserve.errors", "aioserve.testing")
-"""Where users import from."""
+"""Packages that users import from."""
 CONTRACTS = (
     "aioserve.capacity.models",
     "aioserve.paging.format",
@@ -37,10 +37,10 @@ CONTRACTS = (
     "aioserve.text.conversation",
     "aioserve.traces.trace_request",
 )
-"""Where the types come from that a device, a cost model and a trace are made of."""
+"""Modules of the types that devices, cost models and traces are made of."""
 PUBLIC_MODULES = PACKAGES + CONTRACTS
 MADE_BY_THE_ENGINE = {"ChatStream", "RequestView", "TokenStream"}
-"""Nobody else makes these, so that what their constructors take is no public signature."""
+"""Classes that only the engine makes, so their constructors are no public signatures."""
 FOR_THE_HOUSE = {"ModelShape.of"}
 """Constructors of public classes from values that aren't public."""
 
@@ -130,7 +130,7 @@ def test_every_error_is_exported_by_the_package() -> None:
 
 
 def test_public_signatures_name_only_exported_types() -> None:
-    """Of what the packages export, and of the types that these name in turn."""
+    """Signatures are those of exports, and of the types that these name in turn."""
     known = all_exported()
     to_see = [
         thing for name in PACKAGES for thing in exported(importlib.import_module(name)).values()

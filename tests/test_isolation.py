@@ -1,4 +1,4 @@
-"""Whatever a plugin does, it is the plugin's fault, in words, and nobody else's."""
+"""Faults of a plugin are reported as the plugin's, in words, and harm nothing else."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from tests.house import PACKAGE, PLUGINS
 
 MOST_LINES = 60
-"""Of a function's body, its docstring aside."""
+"""Lines of the longest function body, its docstring aside."""
 
 LONGER = {
     "capacity/capacity.py:capacity_of": "one table of figures",

@@ -241,7 +241,7 @@ def test_a_measured_time_is_found(source: str, found: list[str]) -> None:
 
 
 def test_what_make_test_runs_measures_time_with_the_helpers_alone() -> None:
-    """They know where no clock counts."""
+    """The helpers know where measured times don't count."""
     found = {
         str(path.relative_to(HERE)): places
         for path in sorted({*HERE.rglob("*.py")} - HELPERS)

@@ -1,4 +1,4 @@
-"""What takes long is found, and what other programs delay is not."""
+"""Slow code is found, and code that other programs delay is not."""
 
 from __future__ import annotations
 

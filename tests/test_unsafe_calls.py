@@ -1,4 +1,4 @@
-"""Nothing here makes code of data: no pickle, no eval, no YAML and no checkpoint that runs."""
+"""Data is never run as code: there is no pickle, eval, YAML or executable checkpoint."""
 
 from __future__ import annotations
 

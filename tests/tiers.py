@@ -1,14 +1,15 @@
 """Tiers: which cases `make test` runs, which come with `make test-more` and which with `test-slow`.
 
-`make test` runs a case of each value, ten examples of each property, and of a file what takes ten
-seconds; `make test-more` runs a case of each two values, forty examples, and whatever is marked
-`more`. Whole products and what is marked `slow` are left to `make test-slow`. `sampled(n)` leaves n
-cases of a table to `make test`.
+`make test` runs a case of each value, ten examples of each property, and ten seconds of tests of
+each file. `make test-more` runs a case of each two values, forty examples, and tests marked `more`.
+Whole products and tests marked `slow` are left to `make test-slow`. `sampled(n)` leaves n cases of
+a table to `make test`.
 
-No test that `make test` runs depends on how long something takes. What compares a measured time
-asks `clock_counts`; a test marked `clock` runs in `make test` without, and once more with it.
+No test that `make test` runs depends on how long something takes. A test that compares a measured
+time asks `clock_counts`. A test marked `clock` runs without the clock in `make test`, and once more
+with it.
 
-Most faults show with one value or with two together: Kuhn, Wallace and Gallo, "Software fault
+Most faults show with one value or with two together. See Kuhn, Wallace and Gallo, "Software fault
 interactions and implications for software testing" (IEEE TSE 30, 2004).
 """
 
@@ -137,8 +138,11 @@ def draws(function: FunctionType) -> bool:
 
 
 def mark_tiers(items: Iterable[pytest.Item]) -> None:
-    """Mark cases of products: `slow` those without which each two values of them meet, and `more`
-    those without which each value is there, or what is `sampled` has its number."""
+    """Mark cases of products that the quicker tiers can spare.
+
+    The unmarked cases and those marked `more` cover each two values that meet; the others are
+    `slow`. The unmarked cases alone cover each value, or are as many as `sampled` says.
+    """
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("slow") is None:
@@ -168,7 +172,7 @@ def mark_the_rest(
 
 
 def spread(number: int, size: int) -> set[int]:
-    """As many places of a list, or all, at even distances from the first on."""
+    """Return `number` places of a list of `size`, or all, at even distances from the first on."""
     number = min(number, size)
     return {place * size // number for place in range(number)}
 

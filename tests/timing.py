@@ -1,4 +1,4 @@
-"""How long something takes, on a machine that has other work too."""
+"""Measured times on a machine that has other work too."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ def seconds_computing(call: Callable[[], object]) -> float:
 
 @contextlib.contextmanager
 def computing_at_most(seconds: float) -> Iterator[None]:
-    """Holds that the block takes no more processor time of this process than that, or in proportion
-    where the machine is slow at this moment, with the `collector_at_rest`. What waits is ended by
-    the time limit of tests. Where no `clock_counts`, the block is run and that is all."""
+    """Assert that the block takes less than `seconds` of this process's CPU time, with the
+    `collector_at_rest`.
+
+    The limit grows in proportion if the machine is slow at this moment. Time spent waiting doesn't
+    count; the time limit of tests ends it. Where measured times don't count (`clock_counts`), the
+    block runs unmeasured.
+    """
     if not clock_counts():
         yield
         return
@@ -39,9 +43,12 @@ def computing_at_most(seconds: float) -> Iterator[None]:
 
 
 def seconds_at_best(call: Callable[[], object], *, enough: float) -> float:
-    """The real time that `call` takes in the best of some tries, or in the first that takes less
-    than `enough`: what waits does so each time, and other programs seldom delay them all. Where no
-    `clock_counts`, it is called once and takes none."""
+    """Return the real seconds that `call` takes in the best of some tries.
+
+    The first try that takes less than `enough` ends them. A call that waits does so each time, and
+    other programs seldom delay all tries. Where measured times don't count (`clock_counts`), it is
+    called once and the result is 0.
+    """
     taken: list[float] = []
     while len(taken) < TRIES:
         began = time.monotonic()

@@ -17,7 +17,8 @@ __all__ = ["LIMIT_SECONDS", "block_until", "until"]
 LIMIT_SECONDS = 200.0
 POLL_SECONDS = 0.001
 BLOCKED_SECONDS = 0.01
-"""What is asked for without an event loop, files and processes say, takes longer to look at."""
+"""Pause between two looks of `block_until`: files and processes, for example, are slower to look
+at."""
 T = TypeVar("T")
 
 

@@ -224,7 +224,8 @@ GEMMA_3 = {
 @pytest.mark.parametrize("change", [{}, {"num_key_value_heads": 2}, {"num_hidden_layers": 20}])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_the_bytes_of_hybrids_are_the_allocators(change: dict[str, int], page_size: int) -> None:
-    """As an engine's decoder lays pages out, and the native backend allocates them."""
+    """The bytes match the pages that an engine's decoder lays out and the native backend
+    allocates."""
     config = DecoderConfig.from_dict(GEMMA_3 | change)
     found = capacity_of("m", config, page_size=page_size, gpu_memory_bytes=1 << 24)
     assert found.num_window_groups == (5 if config.num_layers == 18 else 6)

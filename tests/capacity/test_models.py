@@ -29,10 +29,10 @@ PUBLISHED_BILLIONS = {
     "qwen3-14b": 14.77,
     "qwen3-32b": 32.76,
 }
-"""As the model cards on the Hugging Face hub say."""
+"""Parameters in billions, as the model cards on the Hugging Face hub say."""
 
 PUBLISHED_WITHOUT_EMBEDDINGS = {"qwen3-0.6b": 0.44, "qwen3-8b": 6.95, "qwen3-32b": 31.2}
-"""In billions, as the Qwen3 model cards say."""
+"""Parameters without embeddings in billions, as the Qwen3 model cards say."""
 
 GQA = {
     "architectures": ["Qwen2ForCausalLM"],

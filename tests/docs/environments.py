@@ -1,8 +1,8 @@
-"""Environments of installed packages: what an install brings, found without a network.
+"""Environments of installed packages: the contents of an install, found without a network.
 
-An environment is a directory of links to those files of the running Python's packages that a list
-of requirements brings, with all that these require. Its base is what `pip install .` brings, as a
-virtual environment. What a list adds to it is a directory beside, made once for each list.
+An environment is a directory of links to the running Python's package files. It holds the packages
+of a list of requirements, with all that these require. Its base is what `pip install .` brings, as
+a virtual environment. What a list adds to it is a directory beside, made once for each list.
 """
 
 from __future__ import annotations

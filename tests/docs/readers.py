@@ -70,7 +70,8 @@ class Readers:
             self._check(page, stopped | {"line": line})
 
     def has_script(self, page: Path, line: int, name: str) -> bool:
-        """Is there a command of that name, in what the page has installed above that line?"""
+        """Return true if the packages that the page has installed above that line bring a command
+        `name`."""
         return self._at(page, line).ask("script", name=name)["is_there"]
 
     def end(self) -> None:

@@ -40,7 +40,7 @@ def test_files_that_pages_name_are_there() -> None:
 
 @cache
 def slugs(page: Path) -> set[str]:
-    """What its headings are called in links."""
+    """Return the anchors of the page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in headings}
 

@@ -1,5 +1,5 @@
-"""Whatever a drafter does, its guard raises nothing, gives draft tokens alone, and asks it no more
-about the slots that a fault was about."""
+"""Guards of drafters raise nothing and give only draft tokens, whatever the drafter does. After a
+fault they stop asking about its slots."""
 
 from __future__ import annotations
 

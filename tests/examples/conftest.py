@@ -38,7 +38,7 @@ def load_example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]
 
 @pytest.fixture
 def example_path() -> Callable[[str], str]:
-    """Where an example lies."""
+    """Return the path of an example, by its name."""
     return lambda name: str(EXAMPLES / f"{name}.py")
 
 

@@ -1,4 +1,4 @@
-"""What the files for operators say of the server is so."""
+"""Claims of the files for operators about the server, checked."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_few_files_come_of_it_and_none_is_large(
 
 
 def test_a_check_that_is_ended_ends_what_runs_and_says_so(out: Path, tmp_path: Path) -> None:
-    """By SIGTERM, as whoever has less time sends it."""
+    """The signal is SIGTERM, as a machine with too little time sends it."""
     pids = tmp_path / "pids"
     program = (
         "import sys\n"

@@ -1,4 +1,4 @@
-"""What the machine allows and what an engine reaches, and the parts of a start."""
+"""Limits of the machine beside what an engine reaches, and the parts of a start."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ DEPLOY = Path(__file__).resolve().parents[2] / "examples" / "deploy"
 NGINX, OPENSSL, PROMTOOL = map(shutil.which, ("nginx", "openssl", "promtool"))
 MOST = 2000
 SLOW_STEP = 6
-"""Before which the first tokens are there, far less than a proxy has room for."""
+"""Number of the slow step. The tokens before it are far fewer than a proxy buffers."""
 BODY: dict[str, Any] = {"model": "fake", "prompt": [1, 2], "max_tokens": MOST, "ignore_eos": True}
 
 has_nginx = pytest.mark.skipif(NGINX is None or OPENSSL is None, reason="there is no nginx here")

@@ -1,5 +1,5 @@
-"""The published policies of examples/policies: each keeps the contract and its paper's claim, needs
-few lines, is installed as a project of its own, and changes no token."""
+"""The published policies of examples/policies. Each keeps the contract and its paper's claim, needs
+few lines, is installed as its own project, and changes no token."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ def test_every_request_has_the_tokens_that_it_has_under_fcfs():
 
 
 def served(policy: Any) -> tuple[list[tuple[int, ...]], EngineStats]:
-    """Answers of the embedded model, on this machine's clock, to callers who say how soon they want
-    what; as many at once as seats and pages are short for."""
+    """Return completions of the embedded model and the engine's statistics, on this machine's
+    clock. The callers have targets, and are too many for the seats and pages."""
 
     async def one(engine: Engine, number: int) -> tuple[int, ...]:
         await asyncio.sleep(0.002 * number)

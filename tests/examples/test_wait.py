@@ -20,7 +20,7 @@ from tests.examples.test_benchmarks import BENCHMARKS
 from tests.execution.gpu.plans import threaded_gpu
 
 CLOCK_AHEAD = 1234.5
-"""Of the kernels' clock the host's is so many seconds ahead."""
+"""Seconds by which the host's clock is ahead of the kernels'."""
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def model() -> FakeModel:
 
 
 def phase_of(engine: Engine) -> str:
-    """Where the request "victim" is."""
+    """Return the phase of the request "victim"."""
     live = engine._lifecycle
     for request in live.core.table:
         if request.request_id == "victim" and request.state.value in ("encoding", "queued"):
@@ -160,7 +160,7 @@ def test_a_request_that_is_left_at_any_moment_frees_all_it_held(way, prompt, fir
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cancelling_while_submitting_leaves_nothing(seed):
-    """Under a scope that is cancelled already, or as soon as it is entered."""
+    """The scope is cancelled before it is entered, or as soon as it is."""
 
     async def main() -> None:
         async with watched(model()) as checker:
@@ -198,7 +198,7 @@ def test_cancelling_one_of_many_by_its_exact_id_leaves_the_others(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_policy_that_closes_streams_from_within_is_harmless(seed):
-    """Whatever a policy's method does to a stream comes in the middle of a plan or a commit."""
+    """A policy's method closes streams in the middle of a plan or a commit."""
     streams = []
 
     class Closing(SchedulingPolicy):

@@ -2,9 +2,9 @@
 
     python -m tests.mutants [--only NAME ... | --draw N] [--tier first] [--jobs 1]
 
-A bug counts as found when a test fails or the interpreter crashes, and not when the copy doesn't
-compile or import, or its tests have no end. Ends with status 1 unless all are found. Before any bug
-is planted, all the tests must pass in the copy.
+A bug counts as found when a test fails or the interpreter crashes. It doesn't count when the copy
+fails to compile or import, or when its tests don't end. Ends with status 1 unless all are found.
+Before any bug is planted, all the tests must pass in the copy.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from tests.tiers import TIERS
 COPIED = ("aioserve", "aioserve_main", "benchmarks", "docs", "examples", "native", "plugins",
           "tests", "CMakeLists.txt", "pyproject.toml")  # fmt: skip
 LIMIT_SECONDS = 600
-"""Of a compiler, and of the tests of one bug."""
+"""Time limit of a compiler, and of the tests of one bug."""
 LIMIT_SECONDS_OF_ALL = 3600
-"""Of the tests of all bugs, before any is planted."""
+"""Time limit of the tests of all bugs, before any is planted."""
 LIMIT_KIBIBYTES = 8 * 2**20
-"""Of address space: a planted bug may make something grow for ever."""
+"""Limit of address space: a planted bug may make something grow for ever."""
 NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""A source is told from its bytecode by its size and second alone."""
+"""Setting against stale bytecode: Python tells a changed source only by its size and its time in
+seconds."""
 OUTPUT_CHARS = 2000
-"""What is shown of commands that fail."""
+"""Characters shown of the output of a command that fails."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 PLACES = "import aioserve, aioserve._native as n, aioserve_plugins as p; " \
          "print(aioserve.__file__, n.__file__, p.__file__)"  # fmt: skip
@@ -75,8 +76,8 @@ class Copy:
         self._check_places()
 
     def _make_python(self, place: Path) -> None:
-        """An environment with the installed packages, but not with their `.pth` files: the one that
-        makes the repository importable is among them."""
+        """Make an environment with the installed packages, without their `.pth` files. One of these
+        makes the repository importable."""
         venv.create(place, symlinks=True)
         self.python = place / "bin" / "python"
         paths = sysconfig.get_paths(vars={"base": str(place), "platbase": str(place)})
@@ -144,7 +145,7 @@ class Copy:
             )
 
     def finds(self, mutant: Mutant) -> tuple[bool, str]:
-        """Whether a test fails with the bug, and which, or what happened instead."""
+        """Return true if a test fails with the bug, and which, or what happened instead."""
         path = self.tree / mutant.file
         source = path.read_text(encoding="utf-8")
         path.write_text(mutant.planted_in(source), encoding="utf-8")
@@ -171,8 +172,11 @@ class Copy:
 
 
 def shared_out(mutants: Sequence[Mutant], jobs: int) -> list[list[Mutant]]:
-    """A list for each copy. Those that need compiling are in one, since compiling it all is slow,
-    and come last in it, since what follows would have to be compiled anew."""
+    """Return a list for each copy.
+
+    Compiling all sources is slow, so bugs in native code share one copy. They come last in it: a
+    bug after them would need another compilation.
+    """
     native = [mutant for mutant in mutants if mutant.is_native]
     queues: list[list[Mutant]] = [native, *([] for _ in range(jobs - 1))]
     for mutant in mutants:
@@ -182,7 +186,7 @@ def shared_out(mutants: Sequence[Mutant], jobs: int) -> list[list[Mutant]]:
 
 
 def found_in_a_copy(directory: Path, mutants: Sequence[Mutant], tier: str | None) -> int:
-    """How many are found; prints a line for each."""
+    """Return the number of bugs found, and print a line for each."""
     copy = Copy(directory, native=any(mutant.is_native for mutant in mutants), tier=tier)
     copy.check_tests_pass(sorted({test for mutant in mutants for test in mutant.tests}))
     found = 0

@@ -20,7 +20,7 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of `planted/`; its name is the file's."""
 
     trap: str
-    """What went wrong where the bug shipped, or would."""
+    """Harm that the bug did where it shipped, or would do."""
     file: str
     """Path from the root of the repository."""
     find: str

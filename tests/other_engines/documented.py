@@ -1,5 +1,7 @@
-"""Names that other engines document for their arguments and options, as their newest releases of
-November 2026 declare them: texts of names with white space between them."""
+"""Names that other engines document for their arguments and options, separated by white space.
+
+They are those of their newest releases of November 2026.
+"""
 
 from __future__ import annotations
 

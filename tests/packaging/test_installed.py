@@ -1,9 +1,10 @@
-"""What a stranger gets: sdist and wheel are built, and the wheel installed, outside the checkout.
+"""Installation as a stranger does it: sdist and wheel are built, and the wheel installed, outside
+the checkout.
 
-The wheel that is installed is made from the sdist. Where tests may be slow, its module is compiled
-from there; else it is that of the checkout, which was made of the same sources. The environment has
-the third-party packages of the present one and no index, so that pip either finds every requirement
-of the wheel satisfied or fails.
+The installed wheel is made from the sdist. Where tests may be slow, its native module is compiled
+there. Otherwise it is the checkout's module, which was made of the same sources. The environment
+has the present third-party packages and no index. So pip either finds every requirement of the
+wheel satisfied or fails.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
 def test_the_first_command_of_a_checkout_may_be_any(tmp_path: Path) -> None:
-    """What the recipes ask for is there before anything is installed."""
+    """The recipes need only what is there before anything is installed."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "CMakeLists.txt"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "tools", tmp_path / "tools")

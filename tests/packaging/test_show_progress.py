@@ -99,7 +99,8 @@ def shown_on_terminal(tool: list[str | Path]) -> str:
 
 
 def read_from(main: int) -> bytes:
-    """Nothing once all ends of the terminal are closed, which Linux calls an error."""
+    """Return what was written. It is empty once all ends of the terminal are closed, which Linux
+    calls an error."""
     try:
         return os.read(main, 4096)
     except OSError:

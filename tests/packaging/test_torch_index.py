@@ -1,5 +1,5 @@
-"""Without an NVIDIA driver torch comes without CUDA, from a made-up index here; and constraints.txt
-fits the build with CUDA."""
+"""Installs of torch from a made-up index. Without an NVIDIA driver torch comes without CUDA, and
+constraints.txt fits the build with CUDA."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def options_of(**more: str) -> tuple[list[str], str]:
-    """What the tool prints, and what it says; run without site-packages, which have a torch."""
+    """Run the tool without site-packages, which have a torch. Return the options that it prints,
+    and what it says on stderr."""
     done = subprocess.run(
         [sys.executable, "-S", ROOT / "tools" / "torch_index"],
         env=environment(**more),
@@ -156,7 +157,7 @@ def test_with_a_driver_torch_has_cuda(index: str, tmp_path: Path) -> None:
 
 
 def test_no_linker_looks_for_a_driver(index: str, tmp_path: Path) -> None:
-    """As root, `ld -o /dev/null` removes a /dev/null that is a regular file."""
+    """Called by root, `ld -o /dev/null` removes a /dev/null that is a regular file."""
     asked = tmp_path / "asked"
     for name in ("cc", "gcc", "ld"):
         program = tmp_path / "bin" / name

@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["ERRORS", "TOUCHES", "HostileText", "contained", "hostile"]
 
 ERRORS = (ValueError, RecursionError, SystemExit, GeneratorExit, asyncio.CancelledError)
-"""What they raise. `KeyboardInterrupt` would be the user's."""
+"""Errors that the hostile objects raise. `KeyboardInterrupt` would be the user's."""
 
 PROPERTIES = ("__class__", "__notes__", "__cause__")
 TOUCHES = (

@@ -72,8 +72,8 @@ class DrafterPlugin:
 
 
 def framing_tokenizer() -> Tokenizer:
-    """As `byte_tokenizer`, but it puts a token before a prompt, and knows one that the model has no
-    logits of."""
+    """A `byte_tokenizer` that puts a token before a prompt, and knows one that the model has no
+    logits for."""
     backend = byte_tokenizer()._backend
     backend.add_tokens(["~~"])
     backend.post_processor = TemplateProcessing(

@@ -69,7 +69,7 @@ class Broken(LogitsProcessor):
 
 
 class Counting(LogitsProcessor):
-    """What it does depends on how often it was asked."""
+    """Processor whose edits depend on how often it was asked."""
 
     def __init__(self) -> None:
         self.asked = 0

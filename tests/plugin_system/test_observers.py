@@ -265,7 +265,7 @@ def failing(*methods: str, times: int | None = None, error: BaseException | None
 
 @pytest.mark.parametrize("method", ["arrived", "step_finished", "finished"])
 def test_an_observer_that_keeps_failing_is_detached_by_name(method, installed, caplog):
-    """Also if the method that fails is called between others that work."""
+    """The failing method may be called between others that work."""
     bad, good = ObserverPlugin(failing(method), "bad"), ObserverPlugin()
     installed.append(entry_point("bad", lambda: bad))
 

@@ -133,7 +133,10 @@ class Misspells(SchedulingPolicy):
 
 
 class HasHelpers(SchedulingPolicy):
-    """What is near to a question that it answers is no slip, nor is what begins with a line."""
+    """Policy whose helpers look like misspelt questions and are none.
+
+    It answers the question that `ordered` resembles, and `_preempts` begins with an underscore.
+    """
 
     def order(self, waiting, view):
         return self.ordered(waiting)

@@ -115,8 +115,8 @@ def logits_along(model: Path, *, integers: bool) -> list[torch.Tensor]:
 
 
 def test_integers_choose_another_token_only_where_two_are_nearly_as_likely(gemma: Path) -> None:
-    """At each place of the reference's completions, after the same tokens. Behind the first other
-    token of a completion all is another text, so nothing is said of it."""
+    """Each place of the reference's completions is compared, after the same tokens. Free generation
+    isn't compared: its texts differ from the first different token on."""
     exact, found = (logits_along(gemma, integers=integers) for integers in (False, True))
     gaps: list[float] = []
     errors: list[float] = []

@@ -2,18 +2,22 @@
 
     python -m tests.sanitizers [address] [thread] [--tests ...]
 
-`address` is AddressSanitizer and UndefinedBehaviorSanitizer over the tests of pages, prefix tree,
-drafters, operations and reading weights; `thread` is ThreadSanitizer over the tests that use the
-thread pool or call from several threads. Each module is compiled in a folder of its own in
-`build/sanitize/`; the installed one stays as it is. The first finding ends the process that has it,
-and so fails its test.
+`address` is AddressSanitizer and UndefinedBehaviorSanitizer. It runs the tests of pages, prefix
+tree, drafters, operations and reading weights. `thread` is ThreadSanitizer. It runs the tests that
+use the thread pool or call from several threads.
 
-Before the tests, mistakes are made on purpose, which must be reported: a module without the
-sanitizer, or one that isn't loaded, ends the run.
+Each module is compiled in its own folder in `build/sanitize/`; the installed one stays as it is.
+The first finding ends its process, and so fails its test.
 
-Not looked for: leaks, since Python keeps much of its memory until the end; races inside torch and
-Python, which are compiled without ThreadSanitizer; partial vectors that AVX loads and stores under
-a mask, which AddressSanitizer doesn't see (it sees those of the portable kernels).
+Before the tests, planted mistakes must be reported. So a module without the sanitizer, or one that
+isn't loaded, ends the run.
+
+Three things are not looked for:
+
+- Leaks, since Python keeps much of its memory until the end.
+- Races inside torch and Python, which are compiled without ThreadSanitizer.
+- Partial vectors that AVX loads and stores under a mask. AddressSanitizer sees only those of the
+  portable kernels.
 """
 
 from __future__ import annotations
@@ -64,9 +68,10 @@ for thread in threads: thread.join()
 @dataclass(frozen=True, slots=True)
 class Sanitizer:
     flags: str
-    """As in `-fsanitize=`."""
+    """Value of `-fsanitize=`."""
     libraries: tuple[str, ...]
-    """Loaded before all others, so that Python's and torch's memory and threads are known too."""
+    """Libraries to load before all others, so that Python's and torch's memory and threads are
+    known too."""
     environment: dict[str, str]
     controls: dict[str, str]
     """Programs, by what must be reported of each."""
@@ -128,7 +133,8 @@ def build(name: str) -> Path:
 
 
 def environment(sanitizer: Sanitizer, module: Path) -> dict[str, str]:
-    """What makes Python load the module together with what it was compiled for."""
+    """Return environment variables that make Python load the module with its sanitizer's
+    libraries."""
     linked = [line.split() for line in _output("ldd", str(module)).splitlines()]
     paths = [words[2] for words in linked if words[1:2] == ["=>"]]
     preload = [p for lib in sanitizer.libraries for p in paths if Path(p).name.startswith(lib)]

@@ -111,7 +111,8 @@ def test_the_form_of_an_answer_is_part_of_its_slot(form: dict[str, Any]) -> None
 
 
 def test_many_decodes_of_long_contexts_are_few_bytes() -> None:
-    """Without page tables: those of 256 sequences with 8,192 tokens alone would be 525 kB."""
+    """Plans leave page tables out: those of 256 sequences with 8,192 tokens alone would be 525
+    kB."""
     bench = Bench(
         num_pages=256 * 514, page_size=16, max_num_seqs=256, max_num_batched_tokens=256 * 8200
     )

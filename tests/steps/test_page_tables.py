@@ -63,7 +63,8 @@ def test_a_plan_carries_only_what_changes() -> None:
 
 
 def test_what_no_runner_heard_of_is_carried_again() -> None:
-    """Of two that are in the first step, one is in the next as well before it is known to fail."""
+    """Two requests are in the first step. One of them is in the next step too, before the first is
+    known to fail."""
     bench = Bench(page_size=4, num_pages=16)
     bench.submit(5, max_tokens=8)
     lost = bench.plan()

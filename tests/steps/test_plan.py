@@ -1,4 +1,4 @@
-"""What a plan may say, and what is counted of it."""
+"""Contents that a plan may have, and its totals."""
 
 from __future__ import annotations
 

@@ -27,8 +27,11 @@ OSLO = {"name": "weather", "arguments": {"city": "Oslo \u00c5 \U0001f30d"}}
 def served(
     model: FakeModel, main: Callable[[Engine], Any], *, seed: int | None = 0, **options: Any
 ) -> Any:
-    """Result of `main` with an engine, which has nothing left to do then: on a simulated loop, or
-    on one of asyncio's own (`seed=None`), where forms are compiled."""
+    """Return the result of `main` with an engine, and check that the engine then has nothing left
+    to do.
+
+    The loop is simulated. With `seed=None` it is one of asyncio's own, on which forms are compiled.
+    """
 
     async def running() -> Any:
         async with Engine(model, **options) as engine:

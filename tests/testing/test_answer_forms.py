@@ -1,5 +1,5 @@
-"""Answers of a fake model under structured output and as calls of tools: each fits what its request
-asks for, or the error says where it doesn't."""
+"""Scripted completions of a fake model under structured output and as calls of tools. Each fits its
+request's form, or an error says where it doesn't."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A fake model with answers in an engine: each request has its own, whole and once, whatever runs
-beside it; and what can't be an answer ends its own request by name."""
+"""A fake model with scripted completions, in an engine. Each request gets its own, whole and once,
+whatever runs beside it. An invalid one ends only its own request, by name."""
 
 from __future__ import annotations
 

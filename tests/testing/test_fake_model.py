@@ -37,7 +37,7 @@ PARAMS = SamplingParams(max_tokens=8, seed=1)
 
 
 def answer(model: FakeModel, **options) -> tuple[Any, float]:
-    """What one request comes to, and how long it took."""
+    """Return the outcome of one request, and the seconds it took."""
 
     async def main():
         async with Engine(model, policy=SchedulingPolicy(), **options) as engine:

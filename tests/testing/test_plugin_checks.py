@@ -94,7 +94,8 @@ class Waiting(Observer):
     ],
 )
 def test_a_bad_observer_is_found(make, error, monkeypatch: pytest.MonkeyPatch):
-    """By the first calls that show it: most of the time goes to the search for smaller ones."""
+    """The first calls that show the fault find it. Most of the time would go to the search for
+    smaller ones."""
 
     def unshrunk(max_examples: int, **others: Any) -> settings:
         return settings(quiet_settings(max_examples, **others), phases=[Phase.generate])

@@ -1,4 +1,4 @@
-"""Which request goes on with which is told by the blocks, where no format says so."""
+"""Turns of a conversation are recognized by blocks, in formats that don't mark them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Python runs this at its start where this directory is on its path: `aioserve._native` is then the
-module that `AIOSERVE_SANITIZED` names, in this process and in those that tests start."""
+"""Import hook that makes `aioserve._native` the module that `AIOSERVE_SANITIZED` names.
+
+Python runs this file at its start if its directory is on the path, here and in processes that tests
+start.
+"""
 
 import importlib.util
 import os
