@@ -7,7 +7,10 @@ import pytest
 from tests.docs.prose import MOST_WORDS, check
 from tests.house import PACKAGE, PLUGINS, ROOT
 
-FOLDERS = (PACKAGE, PLUGINS, ROOT / "aioserve_main")
+FOLDERS = (
+    *(PACKAGE, PLUGINS),
+    *(ROOT / name for name in ("aioserve_main", "tests", "benchmarks", "examples", "tools")),
+)
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb_and_sentences_are_short() -> None:
