@@ -144,14 +144,14 @@ class ToolParserSpec(ValueSpec[CallFormat], frozen=True):
     """A format of tool calls that a plugin offers: a `JsonCalls` or a `CustomCalls`."""
 
     kind = "tool parser"
-    check = staticmethod(check_call_format)
+    check: ClassVar[Callable[[object], None]] = staticmethod(check_call_format)
 
 
 class ReasoningParserSpec(ValueSpec[ReasoningMarks], frozen=True):
     """A format of reasoning that a plugin offers: the tags around it."""
 
     kind = "reasoning parser"
-    check = staticmethod(check_tags)
+    check: ClassVar[Callable[[object], None]] = staticmethod(check_tags)
 
 
 class ModelFamilySpec(ValueSpec[ModelFamily], frozen=True):
@@ -159,14 +159,14 @@ class ModelFamilySpec(ValueSpec[ModelFamily], frozen=True):
     such as "MyModelForCausalLM"."""
 
     kind = "model family"
-    check = staticmethod(check_family)
+    check: ClassVar[Callable[[object], None]] = staticmethod(check_family)
 
 
 class WeightFormatSpec(ValueSpec[WeightFormat], frozen=True):
     """A format of weights that a plugin offers. `name` is its `quant_method` in config.json."""
 
     kind = "weight format"
-    check = staticmethod(check_weight_format_value)
+    check: ClassVar[Callable[[object], None]] = staticmethod(check_weight_format_value)
 
 
 class HookSpecs:
