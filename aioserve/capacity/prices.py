@@ -16,8 +16,8 @@ MAX_PRICE = 1e12
 MAX_FILE_BYTES = 1 << 20
 
 EXAMPLE_PRICES = """\
-# Examples, and no offers: round numbers near what clouds asked for one GPU on demand at the end of
-# 2025. Write a file like this one with your own prices, and name it with --prices.
+# Examples, and no offers: round numbers that were taken from no price list. Write a file like this
+# one with your own prices, and name it with --prices.
 as_of = "2025-12"
 currency = "USD"
 is_example = true
