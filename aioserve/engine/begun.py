@@ -10,6 +10,7 @@ Knows token ids and text. Must not know the scheduler, nor who asks for branches
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -65,10 +66,10 @@ class BegunAnswer:
         """Tokens of the prompt and of the completion so far."""
         return len(self.prompt_ids) + len(self.answer_ids)
 
-    def assembled_by(self, assembler: TextAssembler) -> None:
-        """Let an assembler that has taken no token take those so far, once they are encoded. That
-        of the first branch does it for all."""
-        self._assembler = self._assembler or assembler
+    def assembled_by(self, make: Callable[[], TextAssembler]) -> None:
+        """Let an assembler take the tokens so far, once they are encoded. The first branch makes it
+        for all."""
+        self._assembler = self._assembler or make()
 
     def assembler(self) -> TextAssembler:
         """Return a new assembler that has taken the tokens so far. Raises `InvariantError` before

@@ -391,27 +391,24 @@ class ChatStream(RequestStream):
     async def __anext__(self) -> ChatDelta:
         """The next delta. Raises what ended the request, if that was an error, and
         `RequestFailedError` where a plugin's tool parser fails."""
+        mailbox = self._mailbox
         try:
-            return await self._next_delta()
+            while True:
+                self._check_loop()
+                while mailbox.lacks():
+                    await self._arrival()
+                if (token := mailbox.take()) is None:
+                    break
+                delta = self._readings[token.sample].push((token,), self._format)
+                if delta is not None:
+                    return delta
+            if self._ending is None:
+                self._ending = iter(self._readings)
+            for reading in self._ending:
+                if (delta := reading.finish()) is not None:
+                    return delta
         except PluginFault as error:
             raise self._failed(error) from error
-
-    async def _next_delta(self) -> ChatDelta:
-        mailbox = self._mailbox
-        while True:
-            self._check_loop()
-            while mailbox.lacks():
-                await self._arrival()
-            if (token := mailbox.take()) is None:
-                break
-            delta = self._readings[token.sample].push((token,), self._format)
-            if delta is not None:
-                return delta
-        if self._ending is None:
-            self._ending = iter(self._readings)
-        for reading in self._ending:
-            if (delta := reading.finish()) is not None:
-                return delta
         raise StopAsyncIteration
 
     async def batch(self, min_tokens: int = 1, *, by_token: bool = False) -> list[ChatDelta]:

@@ -189,7 +189,7 @@ class Intake:
         }
         if begun is not None:
             stops = self._params.stops(params)
-            begun.assembled_by(TextAssembler(self._model.tokenizer, params, stops=stops))
+            begun.assembled_by(partial(TextAssembler, self._model.tokenizer, params, stops=stops))
             fields["answer_from"], fields["script"] = len(begun.prompt_ids), begun.script
         elif self._model.script is not None:
             parser = None if chat_format is None else chat_format.tool_parser
@@ -232,22 +232,32 @@ class Intake:
                 argument="prompt",
             )
 
-    def _check_count_waiting(self) -> None:
+    def check_room(self, count: int, num_tokens: int, deadline_seconds: float | None) -> None:
+        """Raise `QueueFullError` unless `count` more requests of `num_tokens` tokens each may wait.
+        `submit` checks each request again."""
+        self._check_count_waiting(count)
+        self._check_tokens_waiting(count * num_tokens, deadline_seconds, count)
+
+    def _check_count_waiting(self, count: int = 1) -> None:
         num_waiting, waiting = self._core.num_waiting, self._core.table.waiting
-        if num_waiting >= self._config.max_waiting:
+        if num_waiting + count > self._config.max_waiting:
+            more = "" if count == 1 else f" and {count} more come"
             raise QueueFullError(
-                f"{counted(num_waiting, 'request waits', 'requests wait')}; max_waiting is "
+                f"{counted(num_waiting, 'request waits', 'requests wait')}{more}; max_waiting is "
                 f"{self._config.max_waiting}",
                 value=num_waiting,
                 limit=self._config.max_waiting,
                 retry_after_seconds=waiting.seconds_for(waiting.tokens),
             )
 
-    def _check_tokens_waiting(self, num_tokens: int, deadline_seconds: float | None) -> None:
+    def _check_tokens_waiting(
+        self, num_tokens: int, deadline_seconds: float | None, count: int = 1
+    ) -> None:
         """Raise `QueueFullError` if `num_tokens` more tokens are too many to wait, or would wait
-        past their deadline. If no tokens wait, any number is taken."""
+        past their deadline. `count` requests have them together. If no tokens wait, one request may
+        have any number."""
         waiting, most = self._core.table.waiting, self._config.max_waiting_tokens
-        if not waiting.tokens:
+        if not waiting.tokens and count == 1:
             return
         if waiting.tokens + num_tokens > most:
             raise QueueFullError(
