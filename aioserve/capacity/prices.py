@@ -64,6 +64,8 @@ def read_prices(path: str | None = None) -> Prices:
     try:
         text = EXAMPLE_PRICES if path is None else _text_of(Path(path))
         return msgspec.convert(tomllib.loads(text), Prices)
+    except RecursionError as error:
+        raise ConfigError(f"prices: {source} can't be read: it is nested too deeply") from error
     except (OSError, UnicodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"prices: {source} can't be read: {error}") from error
 

@@ -140,6 +140,7 @@ def test_kv_takes_its_bytes_over_the_speed_of_a_link() -> None:
         ('as_of = "x"\ncurrency = "EUR"\n[per_hour]\nh100 = -1', "h100"),
         ('as_of = "x"\ncurrency = "EUR"\nper_hour = {}\nper_day = 1', "per_day"),
         ("as_of = ", "can't be read"),
+        ("as_of = " + 5000 * "[" + 5000 * "]", "nested too deeply"),
     ],
 )
 def test_a_file_that_has_no_prices_is_refused(text: str, told: str, tmp_path: Path) -> None:

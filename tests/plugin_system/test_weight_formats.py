@@ -167,6 +167,13 @@ class OtherParts(Reader):
         return {"numbers": WeightPart(("I8",), (columns, rows))}
 
 
+class OneDtype(Reader):
+    def parts(self, rows: int, columns: int) -> Mapping[str, WeightPart]:
+        """Name a dtype that others are part of, without a tuple around it."""
+        dtypes: Any = "BF16"
+        return {"codes": WeightPart(dtypes, (rows, columns))}
+
+
 class ByPlace(Reader):
     def decode(self, parts: Any, first: int, end: int, columns: int) -> Any:
         decoded = super().decode(parts, first, end, columns)
@@ -184,6 +191,7 @@ BAD = [
     (Doubles, "decode must give float32"),
     (Transposed, "decode must give float32"),
     (OtherParts, "each part must be a WeightPart"),
+    (OneDtype, "dtypes of a part must be a tuple of str"),
     (lambda: 5, "which is no WeightReader"),
 ]
 

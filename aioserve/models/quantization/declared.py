@@ -162,6 +162,11 @@ class DeclaredFormat(Format):
             asked = dict(self.reader.parts(rows, columns))
             for name, one in asked.items():
                 whole = isinstance(name, str) and isinstance(one, WeightPart)
+                if whole and not (_is_tuple_of(one.dtypes, str) and _is_tuple_of(one.shape, int)):
+                    raise PluginError(
+                        f"{self.what}: dtypes of a part must be a tuple of str and shape one of "
+                        f"int, got {shown(one.dtypes)} and {shown(one.shape)} for {shown(name)}"
+                    )
                 if not whole or (one.by_rows and one.shape[:1] != (rows,)):
                     raise PluginError(
                         f"{self.what}: each part must be a WeightPart, with {rows} rows where "
@@ -187,3 +192,7 @@ class DeclaredFormat(Format):
                     f"{dtype} {list(shape or ())} for {stored.name}"
                 )
             return np.ascontiguousarray(found)
+
+
+def _is_tuple_of(values: object, kind: type) -> bool:
+    return isinstance(values, tuple) and all(type(value) is kind for value in values)
