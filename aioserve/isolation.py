@@ -1,6 +1,6 @@
 """The only way to call an object of a plugin.
 
-Whatever a plugin raises becomes a `PluginFault`, even `SystemExit` and `CancelledError`. A call
+Any exception of a plugin becomes a `PluginFault`, even `SystemExit` and `CancelledError`. A call
 awaits nothing, so the caller's own task can't be what is cancelled. Only `KeyboardInterrupt`
 passes: it is the user's. An answer is an object of the plugin's, so reading its class, iterating
 over it or showing it may raise too. All of that happens within the call.

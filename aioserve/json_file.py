@@ -1,7 +1,7 @@
 """Files of a model directory, bounded before they are read: anybody may have written them.
 
-Called from a loading thread, while an event loop runs in another one. Whatever a file holds, the
-GIL is released again and again.
+Called from a loading thread, while an event loop runs in another one. The GIL is released again
+and again, for any file.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class ExpertsShape(msgspec.Struct, frozen=True, kw_only=True):
     def num_read(self, num_tokens: int) -> float:
         """Return how many experts of one layer a step of so many tokens reads, on average.
 
-        Of n experts, each token is sent to k, and all are as likely. So all T tokens leave one out
+        Each token is sent to k of n experts, and all are as likely. So all T tokens leave one out
         with a probability of (1 - k/n)^T.
         """
         left_out = 1 - self.experts_per_token / self.num_experts

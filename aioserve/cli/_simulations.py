@@ -72,7 +72,7 @@ SPECULATION_FLAGS = ("speculation_max_tokens", "acceptance")
 
 
 def as_json(options: WorkloadOptions, flags: Sequence[str]) -> dict[str, Any]:
-    """Return values of all flags, for the results. Those of speculation are left out without it."""
+    """Return values of all flags, for the results. Without speculation its flags are left out."""
     values = {name: getattr(options, name) for name in flags}
     if not values.get("speculation_max_tokens"):
         values = {name: values[name] for name in values if name not in SPECULATION_FLAGS}

@@ -195,7 +195,7 @@ def _note(text: str) -> None:
 
 
 class LinePrompt:
-    """Reader of lines that a person types. As a context manager it restores the terminal's
+    """Reader of lines that a person types. On exit it restores the terminal's
     settings.
     """
 

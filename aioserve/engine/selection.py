@@ -30,7 +30,7 @@ class Selection(msgspec.Struct, frozen=True):
     index: int
     """Place of the likeliest among the continuations, from 0; of equals, that of the first."""
     text: str
-    """Text of the likeliest. Of token ids it is what they decode to; empty without a tokenizer."""
+    """Text of the likeliest. Token ids are decoded; empty without a tokenizer."""
     logprobs: tuple[float, ...]
     """Natural logarithms, one for each continuation in order: the figure they are compared by."""
     scores: tuple[Score, ...]

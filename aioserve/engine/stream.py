@@ -170,8 +170,8 @@ class RequestStream(ReadByAsync):
 class TokenStream(RequestStream):
     """The tokens of one request, in order. It owns the request: leaving the stream ends it.
 
-    Tokens of several samples (`SamplingParams.n`) come interleaved, as they are computed. Those of
-    each sample are in order. The end of the request ends all samples.
+    Tokens of several samples (`SamplingParams.n`) come interleaved, as they are computed. Tokens
+    of one sample are in order. The end of the request ends all samples.
 
     It is a class, because a dropped async generator is only closed when the event loop gets round
     to it. Any of these ends the request:

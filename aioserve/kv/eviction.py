@@ -20,7 +20,7 @@ class PageUse(msgspec.Struct, frozen=True, gc=False):
     """Use of a run of cached pages, in ticks of a clock that counts uses of the cache."""
 
     created_tick: int
-    """Tick when the run began. What one sequence adds without a break has one age."""
+    """Tick when the run began. Pages that one sequence adds without a break have one age."""
     last_used_tick: int
     hits: int
     """Requests that found the pages in the cache."""

@@ -243,7 +243,7 @@ class PluginRegistry:
         return self.drafters[split_name(text)[0]].label
 
     def output_parsers(self, *names: str) -> OutputParsers:
-        """The parsers of tool calls and of reasoning. Those of plugins come behind the bundled
+        """The parsers of tool calls and of reasoning. Plugins' parsers come after the bundled
         ones, in the order of their names. `names` are those that an engine chooses, first of a tool
         parser and then of a reasoning parser.
 

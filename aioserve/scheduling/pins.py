@@ -42,7 +42,7 @@ class PinnedPrefixes:
         return list(self._leases.values())
 
     def ask_to_pin(self, sequence: SequenceState) -> None:
-        """Ask the policy about a sequence that is about to end. What it computed is published."""
+        """Ask the policy about an ending sequence. Its computed pages are published."""
         lease = sequence.lease
         tokens = self.policy_calls.pin(sequence.view, sequence.num_computed)
         most = self.memory.tokens_in(self.max_pages)

@@ -53,8 +53,8 @@ def _drop(step: StepBuilder) -> None:
 
 
 def chosen_decodes(step: StepBuilder, ready: list[SequenceState]) -> list[SequenceState]:
-    """Sequences that may get a token, in the policy's order. Those with a reserved one come
-    first."""
+    """Sequences that may get a token, in the policy's order. Sequences with a reserved
+    token come first."""
     state = step.state
     state.reserved_next_page = {
         s: computed

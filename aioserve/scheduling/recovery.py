@@ -197,7 +197,7 @@ def _num_proven_pages(state: SchedulerState, broken: BrokenRow) -> int:
 def after_failed_planning(
     state: SchedulerState, planned: StepBuilder, error: Exception
 ) -> list[SequenceUpdate]:
-    """End the sequence that was being planned when an exception was raised, and no other. What was
+    """End the sequence that was being planned when an exception was raised, and no other. The part
     planned before remains a step."""
     culprits = _in_the_middle(state, planned)
     logger.error(

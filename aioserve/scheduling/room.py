@@ -8,7 +8,7 @@
 The planner, the choice of victims, and the reserves shown in views ask here. The pages that a
 request needs to start come from `Claims.pages_needed`, as they do for views and for the simulator's
 fast-forward. A new constraint, for example slots of adapters, adds one term to `claim` and to
-`RoomWithout.suffices`. Of policies, this module knows only what they want to keep free.
+`RoomWithout.suffices`. This module knows only one thing of policies: what they want to keep free.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class LoopTurns:
         self._next = asyncio.Lock()
 
     async def take(self) -> None:
-        """Return once the loop has run all that was ready. Of the requests that wait here, one
+        """Return once the loop has run all that was ready. One of the requests that wait here
         continues in each turn."""
         async with self._next:
             await asyncio.sleep(0)

@@ -308,7 +308,7 @@ class CostTable:
     def _grid_seconds(self, place: _Place) -> float:
         i, u, j, v = place
         low, high = self._seconds[i], self._seconds[i + 1]
-        # Inside the grid, or on its edge. What lies beyond is added for each axis separately.
+        # Inside the grid, or on its edge. The part beyond is added for each axis separately.
         x, y = min(u, 1.0), min(v, 1.0)
         at_low, at_high = low[j] + y * (low[j + 1] - low[j]), high[j] + y * (high[j + 1] - high[j])
         along_decode = (1 - x) * (low[j + 1] - low[j]) + x * (high[j + 1] - high[j])

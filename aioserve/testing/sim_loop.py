@@ -13,7 +13,7 @@ These orders are kept, because asyncio's own code or usual idioms depend on them
 - A timer never runs before an earlier one that isn't due at the same moment.
 
 Everything else is shuffled. asyncio promises more (first in, first out, across all callbacks). A
-`SimLoop` finds programs that need more than this list. Of the standard library only transports do.
+`SimLoop` finds programs that need more than this list. In the standard library only transports do.
 This loop has no I/O: sockets and subprocesses raise NotImplementedError.
 
 The clock stands still while anything is ready and then jumps to the next timer. If callbacks keep

@@ -21,7 +21,7 @@ from aioserve.errors import UnsupportedModelError
 __all__ = ["is_quick"]
 
 MAX_GROWTH = 256
-"""Most characters that one may become. Those in use make a few dozen at most."""
+"""Most characters that one may become. Normalisers in use make a few dozen at most."""
 QUICK_GROWTH = 64
 BYTE_GROWTH = 4
 """Characters from one: it has up to four bytes, each of which becomes one."""

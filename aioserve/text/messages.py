@@ -80,7 +80,7 @@ def read_messages(messages: Any, reader: Reader) -> list[dict[str, Any]]:
     another name). A tool's may have the `tool_call_id` that it answers.
 
     Raises `InvalidPromptError` naming the index and the field, and `PromptTooLongError` for too
-    many messages or characters. Whatever a class of the sender's raises passes through.
+    many messages or characters. Exceptions of a class of the sender's pass through.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise InvalidPromptError(f"messages must be a list, got {type(messages).__name__}")

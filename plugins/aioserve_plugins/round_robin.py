@@ -100,8 +100,8 @@ class RoundRobin(SchedulingPolicy):
         return tokens
 
     def _deal(self, view: SchedulerView) -> None:
-        """Move prompts that had their turn to the end. Those at the front share this step's
-        tokens."""
+        """Move prompts that had their turn to the end. Prompts at the front share this
+        step's tokens."""
         for request in self._shares:
             if request.is_running:
                 del self._rotation[request]

@@ -37,7 +37,7 @@ class EvaluatedText(NamedTuple):
     """int32 `[tokens]`: the text itself."""
     num_bytes: npt.NDArray[np.float64]
     """float64 `[tokens]`: UTF-8 bytes of the file that each token stands for. Each byte counts for
-    one token. Of tokens that share a character, the first has all its bytes.
+    one token. A character that several tokens share counts for the first of them.
     """
 
 

@@ -44,7 +44,7 @@ class LoadOptions(WorkloadOptions):
     the first of it or all.
     """
     rate: float | None = None
-    """Requests a second. Those of a trace are stretched evenly, random prompts come as --arrivals
+    """Requests a second. A trace is stretched evenly; random prompts come as --arrivals
     poisson. Not given: as recorded, and random prompts all at once.
     """
     seed: int | None = None

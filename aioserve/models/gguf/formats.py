@@ -171,7 +171,7 @@ def _q3_k(blocks: npt.NDArray[Any]) -> _Decoded:
 def _eight_scales(blocks: npt.NDArray[Any]) -> tuple[Floats, Floats]:
     """Unpack the scales and the minimums of eight groups, six bits each.
 
-    Those of the first four groups have a byte each. The others have four bits in a byte that a
+    The first four groups have a byte each. The others have four bits in a byte that a
     scale and a minimum share, and two in the free bits of the first four."""
     first, second, shared = (blocks["scales"][..., at : at + 4] for at in (0, 4, 8))
     scales = np.concatenate((first & 63, shared & 15 | first >> 2 & 48), axis=-1)

@@ -197,7 +197,7 @@ def merge_kernel(
         for i in tl.static_range(AT_ONCE):
             part = first + i
             place = row * capacity + part + tl.arange(0, 1)
-            # What is beyond the last part changes nothing.
+            # Values beyond the last part change nothing.
             held = part + tl.arange(0, 1) < parts
             part_top = tl.load(sums + 2 * place, mask=held, other=float("-inf"))
             part_total = tl.load(sums + 2 * place + 1, mask=held, other=0.0)

@@ -30,7 +30,7 @@ class Blocks(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Rows that each have an expert, sorted by expert. Those without one are last."""
+    """Rows that each have an expert, sorted by expert. Rows without an expert are last."""
 
     rows: Tensor
     """int32 [pairs]: rows of the multiplied matrix."""

@@ -74,8 +74,8 @@ class Prepared(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """Small numbers of a layer with their scales. Those of experts have an axis for the experts
-    first. Fields that a layer doesn't have hold `scales` again."""
+    """Small numbers of a layer with their scales. Weights of experts have an axis for the
+    experts first. Fields that a layer doesn't have hold `scales` again."""
 
     packed: Tensor
     """Values [chunks, out_features, bytes], from which the offset is subtracted."""

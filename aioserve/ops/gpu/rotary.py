@@ -183,7 +183,7 @@ def rotary_kv_write(
     half = 0 if rotation is None else rotation.cos.shape[1]
     rest = head_dim - 2 * half
     k_pages, v_pages = kv.layer(layer)
-    # What a kernel is compiled not to read may be anything.
+    # Values that a kernel is compiled not to read may be anything.
     cos, sin = (qkv, qkv) if rotation is None else rotation[:2]
     query_scale = None if rotation is None else rotation.query_scale
     interleaved = rotation is not None and rotation.interleaved
