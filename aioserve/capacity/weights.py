@@ -48,7 +48,8 @@ def read_weights(
 
     None: it is a preset or a config.json, its weights aren't here, or the engine refuses it.
     `quantization` has an engine's values: "int8", "int4" or "fp8". Raises `ModelError` for
-    files that can't be read, and `ConfigError` for another method, or if there are no weights to quantise.
+    files that can't be read, and `ConfigError` for another method, or if there are no
+    weights to quantise.
     """
     methods = get_args(Quantization)
     if quantization is not None and quantization not in methods:
