@@ -74,7 +74,7 @@ class Forker:
         _check_goes_on(begun, params, live.model.limits)
         options = _options_of(mailbox, origin.hints, len(mailbox.handed_out[index]))
         deadline_seconds = options.get("deadline_seconds")
-        live.intake.check_room(count, begun.num_tokens, deadline_seconds)
+        live.intake.room.check(count, begun.num_tokens, deadline_seconds)
         branches: list[Mailbox] = []
         try:
             for branch in range(seed + index, seed + index + count):

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import Rule, check, counted, name, optional, plain_str, shown
+from aioserve.arguments import Rule, check, name, optional, plain_str, shown
 from aioserve.config import EngineConfig
 from aioserve.engine.begun import BegunAnswer, Origin
 from aioserve.engine.chat_stream import ChatFormat
@@ -33,6 +33,7 @@ from aioserve.engine.prompts import (
     checked_ids,
     kind_of,
 )
+from aioserve.engine.queue_room import QueueRoom
 from aioserve.engine.requests import LiveRequest
 from aioserve.engine.truncation import TruncatedPrompt, Truncation, checked_truncation
 from aioserve.errors import (
@@ -42,7 +43,6 @@ from aioserve.errors import (
     InvalidPromptError,
     InvalidRequestError,
     InvalidSamplingError,
-    QueueFullError,
     RequestFailedError,
     RequestRejectedError,
 )
@@ -107,6 +107,7 @@ class Intake:
         self._config = config
         self._model = model
         self._core = core
+        self.room: QueueRoom = QueueRoom(config, core)
         self._admission = admission
         self._parsers = parsers
         self._params = ParamsIntake(model, config, logits_processor)
@@ -151,7 +152,7 @@ class Intake:
         hints = checked_hints(
             {name: value for name, value in options.items() if name not in TRUNCATION_DEFAULTS}
         )
-        self._check_count_waiting()
+        self.room.check_count()
         begun = prompt if isinstance(prompt, BegunAnswer) else None
         if isinstance(prompt, ContinuedPrompt | BegunAnswer):
             text_or_ids = prompt
@@ -170,7 +171,7 @@ class Intake:
             num_chars += len(params.prediction)
             num_tokens += len(params.prediction) // CHARS_PER_TOKEN
         self.encoder.check_room(num_chars)
-        self._check_tokens_waiting(num_tokens, hints.deadline_seconds)
+        self.room.check_tokens(num_tokens, hints.deadline_seconds)
         live = LiveRequest(
             request_id,
             self._core.delivery.reader_did,
@@ -230,56 +231,6 @@ class Intake:
                 f"{self._model.name} can't generate text, or score it: its checkpoint has no "
                 "output layer. It makes embeddings",
                 argument="prompt",
-            )
-
-    def check_room(self, count: int, num_tokens: int, deadline_seconds: float | None) -> None:
-        """Raise `QueueFullError` unless `count` more requests of `num_tokens` tokens each may wait.
-        `submit` checks each request again."""
-        self._check_count_waiting(count)
-        self._check_tokens_waiting(count * num_tokens, deadline_seconds, count)
-
-    def _check_count_waiting(self, count: int = 1) -> None:
-        num_waiting, waiting = self._core.num_waiting, self._core.table.waiting
-        if num_waiting + count > self._config.max_waiting:
-            more = "" if count == 1 else f" and {count} more come"
-            raise QueueFullError(
-                f"{counted(num_waiting, 'request waits', 'requests wait')}{more}; max_waiting is "
-                f"{self._config.max_waiting}",
-                value=num_waiting,
-                limit=self._config.max_waiting,
-                retry_after_seconds=waiting.seconds_for(waiting.tokens),
-            )
-
-    def _check_tokens_waiting(
-        self, num_tokens: int, deadline_seconds: float | None, count: int = 1
-    ) -> None:
-        """Raise `QueueFullError` if `num_tokens` more tokens are too many to wait, or would wait
-        past their deadline. `count` requests have them together. If no tokens wait, one request may
-        have any number."""
-        waiting, most = self._core.table.waiting, self._config.max_waiting_tokens
-        if not waiting.tokens and count == 1:
-            return
-        if waiting.tokens + num_tokens > most:
-            raise QueueFullError(
-                f"prompts of about {counted(waiting.tokens, 'token')} wait for their answers to "
-                "begin; with "
-                f"{num_tokens} more there would be more than max_waiting_tokens = {most}",
-                value=waiting.tokens,
-                limit=most,
-                unit="tokens",
-                retry_after_seconds=waiting.seconds_for(waiting.tokens),
-            )
-        if not self._config.refuse_late or deadline_seconds is None:
-            return
-        seconds = waiting.seconds_for(waiting.tokens + num_tokens)
-        if seconds is not None and seconds > deadline_seconds:
-            raise QueueFullError(
-                f"its answer would begin in about {seconds:.3g} s, after its deadline_seconds = "
-                f"{deadline_seconds:g}",
-                value=seconds,
-                limit=deadline_seconds,
-                unit="seconds",
-                retry_after_seconds=seconds - deadline_seconds,
             )
 
     def _checked_request_id(self, request_id: str | None) -> str:

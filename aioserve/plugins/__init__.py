@@ -7,6 +7,11 @@ may have the name of an offer. It is then known by that name even if its module 
 
 from __future__ import annotations
 
+from aioserve.plugins.given_objects import (
+    check_drafter_object,
+    check_observer_object,
+    check_policy_object,
+)
 from aioserve.plugins.observers import (
     Admission,
     Observer,
@@ -21,9 +26,6 @@ from aioserve.plugins.registry import (
     BrokenPlugin,
     Offer,
     PluginRegistry,
-    check_drafter_object,
-    check_observer_object,
-    check_policy_object,
 )
 from aioserve.plugins.specs import (
     API_VERSION,

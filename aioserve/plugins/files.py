@@ -16,8 +16,9 @@ from aioserve.arguments import shown
 from aioserve.drafting.drafter import Drafter
 from aioserve.errors import ConfigError, PluginError
 from aioserve.isolation import blamed
+from aioserve.plugins.given_objects import check_drafter_object, check_policy_object
 from aioserve.plugins.options import made, split_name
-from aioserve.plugins.registry import PluginRegistry, check_drafter_object, check_policy_object
+from aioserve.plugins.registry import PluginRegistry
 from aioserve.scheduling.policy import SchedulingPolicy
 
 __all__ = [

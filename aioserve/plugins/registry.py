@@ -3,7 +3,6 @@ use it."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -24,6 +23,7 @@ from aioserve.models.fields import Fields
 from aioserve.models.known import KnownKinds
 from aioserve.models.quantization.config import METHODS
 from aioserve.models.quantization.declared import WeightFormat, scheme_of
+from aioserve.plugins.given_objects import wrong_method
 from aioserve.plugins.installed import InstalledPlugin, Origin, installed_plugins
 from aioserve.plugins.observers import Admission, Observer, Observers, RequestInfo
 from aioserve.plugins.options import made, split_name
@@ -53,8 +53,6 @@ __all__ = [
     "Origin",
     "PluginRegistry",
     "ValueOffer",
-    "check_drafter_object",
-    "check_policy_object",
 ]
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -71,8 +69,6 @@ BUILT_IN: Mapping[str, Collection[str]] = {
     WeightFormatSpec.kind: METHODS.keys(),
 }
 """Names by kind that no plugin may offer."""
-LEAST_LIKENESS = 0.8
-"""Least likeness of a method's name to one of the interface that makes it a misspelling."""
 
 
 class Offer(msgspec.Struct, Generic[T], frozen=True):
@@ -463,59 +459,6 @@ def _guarded(family: ModelFamily, label: str) -> ModelFamily:
     return msgspec.structs.replace(family, describe=describe)
 
 
-def check_policy_object(policy: object) -> SchedulingPolicy:
-    """Return `policy` if it is a policy with plain methods."""
-    return _with_plain_methods("policy", policy, SchedulingPolicy, "a name or a")
-
-
-def check_observer_object(observer: object) -> Observer:
-    """Return `observer` if it is an observer with plain methods."""
-    return _with_plain_methods("observer", observer, Observer, "an")
-
-
-def check_drafter_object(drafter: object) -> Drafter:
-    """Return `drafter` if it is a drafter with plain methods."""
-    return _with_plain_methods("drafter", drafter, Drafter, "a")
-
-
-def _with_plain_methods(what: str, thing: object, kind: type[T], must_be: str) -> T:
-    with blamed(f"{what} can't be used", ConfigError):
-        if not isinstance(thing, kind):
-            raise ConfigError(
-                f"{what} must be {must_be} {kind.__name__} object, got {shown(thing)}"
-            )
-        if wrong := _wrong_method(thing, kind):
-            raise ConfigError(wrong)
-    return thing
-
-
-def _wrong_method(thing: object, kind: type) -> str | None:
-    """Describe the first wrong method, or return None.
-
-    An async method would never be awaited. A method named nearly like one of `kind` would never be
-    called. A method in place of a bool would count as True.
-    """
-    asked = [name for name in vars(kind) if not name.startswith("_")]
-    for method in asked:
-        function = getattr(thing, method)
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            return f"{type(thing).__name__}.{method} must be a plain function, got an async one"
-        if isinstance(vars(kind)[method], bool) and not isinstance(function, bool):
-            return f"{type(thing).__name__}.{method} must be True or False, got {shown(function)}"
-    classes = [cls for cls in type(thing).__mro__ if cls not in (kind, object)]
-    own = {name for cls in classes for name in vars(cls) if not name.startswith("_")}
-    missing = [name for name in asked if name not in own]
-    for name in sorted(own.difference(asked)):
-        if not inspect.isroutine(inspect.getattr_static(thing, name)):
-            continue
-        if near := get_close_matches(name, missing, 1, LEAST_LIKENESS):
-            return (
-                f"{type(thing).__name__}.{name} is never called: did you mean {near[0]}? "
-                "(A method of your own may begin with an underscore.)"
-            )
-    return None
-
-
 def _made_of(offer: Offer[T], text: str) -> T:
     return _made(offer, split_name(text)[1])
 
@@ -529,7 +472,7 @@ def _made(offer: Offer[T], options: Mapping[str, str]) -> T:
         if not isinstance(thing, spec.makes):
             wanted = spec.makes.__name__
             raise PluginError(f"{what}: its factory made {shown(thing)}, no {wanted}")
-        if wrong := _wrong_method(thing, spec.makes):
+        if wrong := wrong_method(thing, spec.makes):
             raise PluginError(f"{what}: {wrong}")
     return thing
 
